@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hubring.ps.client.requests import MAX_PROBED, Batch, Inflight, Losses, Requests
 from hubring.ps.core.counters import Traffic
-from hubring.ps.core.errors import RESTART_ALL, ConnectionLost, HubringError, ServerUnreachable
+from hubring.ps.core.errors import RESTART_ALL, ConnectionLost, HubringError, ServerUnreachable, ShardAwaited
 from hubring.ps.core.messages import NO_REQUEST, Code, Missing, Probe, Refusal
 from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
@@ -389,6 +389,8 @@ class ShardConnections:
                 self._connect(shard)
                 return
             except ServerUnreachable as error:
+                if isinstance(error, ShardAwaited):
+                    deadline = time.monotonic() + REDIAL_SECONDS
                 if time.monotonic() > deadline:
                     raise ServerUnreachable(
                         f"shard {shard} is lost: {error}; gave up after {REDIAL_SECONDS:g} s of retries."

@@ -16,7 +16,14 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.ps.client.server_calls import MemberCalls
 from hubring.ps.core.bounds import clean_message
-from hubring.ps.core.errors import BY_EXIT_CODE, CheckpointCorrupt, DeadlineExceeded, JobFailed, RingBroken
+from hubring.ps.core.errors import (
+    BY_EXIT_CODE,
+    CheckpointCorrupt,
+    DeadlineExceeded,
+    JobFailed,
+    RingBroken,
+    ShardAwaited,
+)
 from hubring.ps.security.certificate import Identity
 from hubring.ps.transport.registry import ShardAddress
 
@@ -44,13 +51,19 @@ class ShardLocations:
         self._own = own
         self.shards = list(map(self._address, shards))
         self._calls = calls
-        self._failovers = 0
+        self._failovers, self._missing = 0, False
         self.on_move: Callable[[int], None] = lambda _: None
         """Called with the number of each shard that has moved, in the heartbeat's thread."""
 
     def locate(self, number: int) -> ShardAddress:
-        """Asks where a shard is; returns the last known address if the coordinator does not answer."""
+        """Asks where a shard is; returns the last known address if the coordinator does not answer.
+
+        Raises:
+            ShardAwaited: Shards are missing: the job waits for a worker that brings one.
+        """
         self._refresh()
+        if self._missing:
+            raise ShardAwaited(f"shard {number} is missing until its worker is replaced")
         return self.shards[number]
 
     def note(self, failovers: int) -> None:
@@ -72,7 +85,8 @@ class ShardLocations:
         except grpc.RpcError as error:
             log.debug("the coordinator did not return the shards' addresses: %s", error.code().name)
             return False
-        if reply is not None and len(reply.shards) == len(self.shards):
+        self._missing = len(reply.shards) < len(self.shards)
+        if len(reply.shards) == len(self.shards):
             self.shards[:] = map(self._address, reply.shards)
             return True
         return False

@@ -27,6 +27,7 @@ from hubring.ps.core.errors import ConfigError, Fenced, HubringError, UsageError
 from hubring.ps.core.types import Sender, Slicing, incarnation_from_wire, incarnation_to_wire
 from hubring.ps.job import control_messages, telemetry
 from hubring.ps.job.control_messages import slices_to_proto
+from hubring.ps.job.generations import MEETING
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.security.guard import Role
 from hubring.ps.security.keyring import Keyring
@@ -224,7 +225,8 @@ class Control(ControlServicer):
             return pb.RendezvousReply(value=value)
 
         def ended() -> bool:
-            return job.generations.has_ended(request.generation, job.members)
+            alone = request.key.startswith(MEETING) and bool(job.finished(_sender(request)))
+            return alone or job.generations.has_ended(request.generation, job.members)
 
         value = await board.find(request.key, request.wait_seconds, ended)
         if not value:

@@ -26,6 +26,7 @@ from hubring.ps.coordinator.shutdown import TURN_SECONDS, Departures, Shutdown
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Sender, Slicing
+from hubring.ps.job.generations import MEETING
 from hubring.ps.job.job import Job
 from hubring.ps.job.membership import Joiner
 from hubring.ps.job.outcome import JobCounters, JobOutcome, JobVerdict, LeaveReason
@@ -173,6 +174,7 @@ class Coordinator(CoordinatorState):
         Raises as `Planner.agree`.
         """
         job, agreed = self._job_of(sender), self.agreed_model
+        await self._notifier.wait_out(lambda: not self.quorum.shards_missing or job.failure is not None)
         if unplanned := not agreed.settled:
             self.checkpoints.states.clear()
         late = await self.planner.agree(sender, offered, slicing, step)
@@ -225,8 +227,9 @@ class Coordinator(CoordinatorState):
         if now > self._reconnected_by:
             self._reconnected_by = math.inf
             self.connections.expect()
-        await self._note_exchange(now)
-        self.job.expire(now)
+        await self.meeting.note_exchange(now, self.agreed_model, self.rendezvous)
+        for lost in self.job.expire(now):
+            self.rendezvous.remove(f"{MEETING}/{lost.rank}")  # another worker with the rank comes anew
         if not self.quorum.complete:
             await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
         if await self.standbys.check():
@@ -331,18 +334,6 @@ class Coordinator(CoordinatorState):
     def _job_of(self, sender: Sender) -> Job:
         self.departures.check(sender)
         return self.job
-
-    async def _note_exchange(self, now: float) -> None:
-        """Notes whether a worker that is lost `now` may have exchanged something with the others."""
-        job, step = self.job, self.agreed_model.step
-        if job.membership is None or not (lost := {*job.membership.expired(now)}):
-            return
-        if job.started and not job.exchanged and job.failure is None:
-            met = any(member.rank in self.rendezvous.counts for member in lost)  # where a ring connects
-            met |= not lost.issubset(job.membership.disconnected)  # the others may continue
-            unknown = any(await self.fleet.look(TURN_SECONDS))
-            stats = [shard.last_stats for shard in self.fleet.shards]
-            job.exchanged = met or unknown or any(each.newest > step or each.collectives for each in stats)
 
     async def _publish_or_fail(self) -> None:
         """Publishes the members to the shards; sends them the failure first if the job has failed."""

@@ -143,7 +143,8 @@ class Quorum:
         if (known := self._fleet.find(request.token)) is not None:
             return known
         index = self._number(incarnation_from_wire(request.worker))
-        if (self.complete or self._job.published) and self.shards_wanted and not request.standby:
+        begun = self.complete or (self._job.published and not self._colocate)
+        if begun and self.shards_wanted and not request.standby:
             return None  # the job's plan does not include the shard
         shard = self._fleet.register(request, index, self._clock.now())
         self._connections.note(request.token)

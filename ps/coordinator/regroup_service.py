@@ -18,12 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from hubring.ps.coordinator.agreed_model import AgreedModel
 from hubring.ps.coordinator.joining import Notifier
 from hubring.ps.coordinator.shard_fleet import Fleet
+from hubring.ps.coordinator.shutdown import TURN_SECONDS
 from hubring.ps.core.errors import ConfigError, JobFailed, UsageError
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.core.types import Member, Sender
-from hubring.ps.job.generations import Generation, Generations
+from hubring.ps.job.generations import MEETING, Generation, Generations
 from hubring.ps.job.job import Job
 
 KEY_BYTES = 256
@@ -72,7 +74,7 @@ class Rendezvous(BoardState):
         """
         self._check_sizes(key, value)
         self._check_room(rank, key, value)
-        self._remove(key)
+        self.remove(key)
         self.values[key], self.writers[key] = value, rank
         self.counts[rank] += 1
         self.sizes[rank] += _entry_bytes(key, value)
@@ -102,9 +104,10 @@ class Rendezvous(BoardState):
     def forget(self, folder: str) -> None:
         """Removes all keys of a folder, and of the folders in it."""
         for key in [one for one in self.values if one.startswith(f"{folder}/")]:
-            self._remove(key)
+            self.remove(key)
 
-    def _remove(self, key: str) -> None:
+    def remove(self, key: str) -> None:
+        """Removes a key, if it is there."""
         if (writer := self.writers.pop(key, None)) is not None:
             self.counts[writer] -= 1
             self.sizes[writer] -= _entry_bytes(key, self.values.pop(key))
@@ -198,6 +201,27 @@ class RegroupService:
             entered = partial(self._has_entered, generations, member, generation)
             await self._notifier.wait_for(entered, min(left, REGROUP_LOOK_SECONDS))
         return generations.current
+
+    async def note_exchange(self, now: float, model: AgreedModel, board: Rendezvous) -> None:
+        """Notes whether a worker lost `now` may have exchanged something, as a silent one still may.
+
+        A lost worker's own shard cannot be asked any more. So such shards are asked all the time.
+        """
+        job, shards, membership = self._job, self._fleet.shards, self._job.membership
+        lost = set() if membership is None else {*membership.expired(now)}
+        if not job.started or job.exchanged or job.failure is not None or not (lost or job.colocated):
+            return
+        errors = zip(shards, await self._fleet.look(TURN_SECONDS), strict=True)
+        if membership is not None and lost:
+            met = any(member.rank in board.counts for member in lost)
+            if job.topology == "ring":  # connects once all have come
+                met = all(f"{MEETING}/{rank}" in board.values for rank in range(job.world_size))
+            gone = {one.incarnation for one in lost}
+            silent = any(why and shard.worker not in gone for shard, why in errors)
+            job.exchanged = silent or met or not lost.issubset(membership.disconnected)
+        stats = [shard.last_stats for shard in shards]
+        job.exchanged |= any(each.newest > model.step or each.collectives for each in stats)
+        job.exchanged |= job.colocated and (model.settled or model.trial is not None)
 
     async def _look(self, generations: Generations) -> None:
         """Removes lost members, and begins the next generation if no other member is awaited."""

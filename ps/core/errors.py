@@ -6,6 +6,7 @@
     │   └── HubCannotStep         a lockstep hub averages instead, and the worker's optimizer steps
     ├── ServerUnreachable    69   no server answers, or the server stopped answering
     │   ├── ConnectionLost        one data connection broke; the client retries
+    │   ├── ShardAwaited          a shard is missing, and a worker that brings one is awaited
     │   └── JobFailed             the server is up but cannot finish the job
     ├── EngineMissing        69   the program that submits jobs to an engine is not installed
     ├── Fenced               75   this worker lost its place; it is safe to restart it
@@ -64,6 +65,10 @@ class ServerUnreachable(HubringError):
 
 class ConnectionLost(ServerUnreachable):
     """One data connection broke. The client reconnects and sends again; no push counts twice."""
+
+
+class ShardAwaited(ServerUnreachable):
+    """A shard is missing, and the job waits for a worker that brings one."""
 
 
 class JobFailed(ServerUnreachable):

@@ -16,6 +16,9 @@ from typing import NamedTuple
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Member
 
+MEETING = "ring.meeting"
+"""The folder of the board where the ranks of a ring that does not heal meet before they connect."""
+
 
 class Arrival(NamedTuple):
     """A worker that has come to a meeting.

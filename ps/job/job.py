@@ -251,8 +251,8 @@ class Job(JobState):
         for member in lost:
             silent = now - self.progress[member.rank].heard
             why = f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
-            fixed = self.exchanged or self.draining or self.colocated or self.generations.heals
-            if self.started and self.failure is None and self.members and not fixed:
+            fixed = self.exchanged or self.draining or self.generations.heals
+            if self.membership.active and self.failure is None and not fixed:
                 self.membership.complete = False
                 why += f"; {self.waiting_for()}. To replace the worker, start one with --rank {member.rank}"
                 self.tell(f"{member} {why}")
@@ -343,9 +343,11 @@ class Job(JobState):
     def slowest(self) -> str:
         """Returns the worker that the others wait for, in words.
 
-        Empty with a single member, or if all members wait. In lockstep all members have completed the
-        same steps, so the slow worker is the one that does not wait.
+        Empty with a single member, or if all members wait. In lockstep all members have completed the same
+        steps, so the slow worker is the one that does not wait, or one that is missing.
         """
+        if self.membership is not None and not self.started:
+            return self.membership.absent()
         busy = [member for member in self.members if self.progress[member.rank].waiting < HELD_UP]
         if len(self.members) < 2 or not busy:
             return ""

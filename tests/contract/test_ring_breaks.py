@@ -104,10 +104,14 @@ def test_a_slow_member_is_not_called_lost(ring: Ranks) -> None:
 
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match="use gloo or nccl"):
-        AllreduceCommunicator(0, 1, RingStore(SharedNotes(), "ring", LIMIT), backend="mpi", host="127.0.0.1")
+        AllreduceCommunicator(
+            0, 1, RingStore(SharedNotes(), "ring", LIMIT), backend="mpi", host="127.0.0.1"
+        ).connect()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to reduce on")
 def test_nccl_without_a_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="backend nccl"):
-        AllreduceCommunicator(0, 1, RingStore(SharedNotes(), "ring", LIMIT), backend="nccl", host="127.0.0.1")
+        AllreduceCommunicator(
+            0, 1, RingStore(SharedNotes(), "ring", LIMIT), backend="nccl", host="127.0.0.1"
+        ).connect()

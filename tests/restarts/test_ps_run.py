@@ -11,10 +11,11 @@ import pytest
 
 from tests.restarts.kills import FLAGS, PS_RUN, STEPS, VICTIMS, Job, same
 from tests.support.processes.cluster import SMALL, Cluster, Program
-from tests.support.processes.process_tree import parent
+from tests.support.processes.process_tree import below, parent, runs
 
 pytestmark = pytest.mark.slow
 
+PS_WORKER = "hubring.workers.programs.ps_worker"
 PACE = ("pace", "0.02")
 WORDS = {"server": "the server", "shard": "", "worker": "rank "}
 
@@ -107,3 +108,33 @@ def test_children_of_a_killed_worker_end_before_the_restart(cluster: Cluster, tm
     first, _ = map(int, children.read_text().split())
     assert not parent(first)
     assert "at step 0, because no --checkpoint-dir is set (0 restarts left)" in program.said()
+
+
+TAIL = """
+import sys, time
+from pathlib import Path
+import hubring
+from tests.support.scripts import small
+
+go = Path(sys.argv.pop(1))
+small.main()
+while hubring.rank() and not go.exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("kind", ["hub", pytest.param("ring", marks=pytest.mark.full)])
+def test_a_worker_that_is_killed_after_it_finished_is_no_loss(
+    cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    script, go = tmp_path / "tail.py", tmp_path / "go"
+    script.write_text(TAIL)
+    program = ps_run(cluster, *FLAGS[kind], str(script), str(go), "5")
+    program.until_said("training has finished; waiting for rank 1")
+    finished = min(pid for pid in below(program.process.pid) if runs(pid, PS_WORKER))
+    os.kill(finished, signal.SIGKILL)
+    program.until_said("ps-run: rank 0 was killed by signal 9 (SIGKILL) after it had finished")
+    go.touch()
+    assert program.wait() == 0, program.said()
+    assert "2 workers finished 5 steps" in program.said().splitlines()[-1]
+    assert "restart" not in program.said()

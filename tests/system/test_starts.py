@@ -29,7 +29,7 @@ if where == "init":
     pause()
 small.main()
 """
-"""Pauses before the first heartbeat (`join`), or once connected to the shards, as one that loads data."""
+"""Pauses before the first heartbeat (`join`), or after `init`, as one that loads data."""
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
@@ -48,7 +48,9 @@ def test_a_worker_that_gives_up_frees_its_rank(cluster: Cluster, topology: str) 
         pytest.param("join", [], "hub", 1, marks=pytest.mark.full),
         ("join", [], "ring", 1),
         ("init", [], "hub", 0),
+        ("init", [], "ring", 0),
         ("init", ["--on-loss", "wait"], "hub", 1),
+        ("init", ["--colocate"], "hub", 1),
     ],
 )
 def test_a_worker_that_is_killed_before_the_first_exchange_is_waited_for(
@@ -70,4 +72,4 @@ def test_a_worker_that_is_killed_before_the_first_exchange_is_waited_for(
     assert [each.done()["steps"] for each in workers] == [5, 5, 5]
     summary = server.done()
     assert summary["finished"] == [0, 1, 2]
-    assert not summary["shards"][0]["partial_rounds"], "every round has all workers"
+    assert not any(shard["partial_rounds"] for shard in summary["shards"]), "every round has all workers"

@@ -172,7 +172,9 @@ class LocalJob:
                 report.page(server.banner)
             words = [*_program(command, server.address, settings), *command.words]
             places = [self._place(rank, size, command) for rank in range(size)]
-            team = LocalTeam([words] * size, places, self.output_filename, patience, server.process)
+            team = LocalTeam(
+                [words] * size, places, self.output_filename, patience, server.process, server.has_finished
+            )
 
             def fail(child: Child, verdict: FailureResponse) -> None:
                 causes.append(f"{child.name} {child.ended}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,6 +86,12 @@ class LocalServer:
     ) -> None:
         self.end(GRACE_SECONDS if kind is None else 0.0)
 
+    def has_finished(self, rank: int) -> bool:
+        """Returns whether a worker has left the job as finished, and only waited to hear how the job ends."""
+        command = module_command("hubring.ps.cli", "status", self.address)
+        status = subprocess.run(command, capture_output=True, check=False)
+        return rank in _last_line(status.stdout).get("ended", {}).get("finished", ())
+
     def end(self, patience: float | None) -> None:
         """Waits `patience` seconds (None: without limit) until the server ends, then stops it."""
         if not self.process.wait(patience):
@@ -93,7 +100,7 @@ class LocalServer:
             if self.overdue:
                 self.process.kill()
         if self._out.exists():
-            self.steps = int(_last_line(self._out).get("steps", 0))
+            self.steps = int(_last_line(self._out.read_bytes()).get("steps", 0))
         self._folder.cleanup()
 
     def _await(self, where: Path, timeout: float) -> str:
@@ -108,9 +115,9 @@ class LocalServer:
         return where.read_text().strip()
 
 
-def _last_line(out: Path) -> dict[str, Any]:
-    """Returns the server's result; empty if it printed none."""
+def _last_line(output: bytes) -> dict[str, Any]:
+    """Returns the object that a program printed last; empty if it printed none."""
     with contextlib.suppress(ValueError, IndexError):
-        result: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+        result: dict[str, Any] = json.loads(output.splitlines()[-1])
         return result
     return {}

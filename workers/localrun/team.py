@@ -105,6 +105,7 @@ class LocalTeam:
         folder: Folder for copies of the output, as rank.N/stdout and rank.N/stderr; None: no copies.
         patience: How many failures the job survives; None: none.
         server: The job's server. If it is lost, the workers stop.
+        has_finished: Returns whether the worker of a rank had done its work before it was killed.
 
     Attributes:
         results: Rank to the result that the worker printed last; workers without a result are missing.
@@ -117,7 +118,9 @@ class LocalTeam:
         folder: Path | None = None,
         patience: FailurePolicy | None = None,
         server: Child | None = None,
+        has_finished: Callable[[int], bool] = lambda rank: False,
     ) -> None:
+        self._has_finished = has_finished
         self.results: dict[int, dict[str, Any]] = {}
         self._commands, self._environments, self._folder = commands, environments, folder
         self._patience = patience or FailurePolicy(least=len(commands))
@@ -205,8 +208,11 @@ class LocalTeam:
                     self._fill(finished)
                     continue
                 self._running.remove(worker)
-                finished += worker.code == 0
-                if not worker.code:
+                late = (worker.code or 0) < 0 and bool(self._running) and self._has_finished(worker.rank)
+                finished += late or worker.code == 0
+                if late:  # the others hear how the job ended
+                    self.say(f"{worker.name} {worker.ended} after it had finished")
+                if late or not worker.code:
                     continue
                 if self._signals:  # the others end as well, each after what it still has to save
                     failed = failed or worker.exit_code()

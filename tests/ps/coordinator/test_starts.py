@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.job.generations import MEETING
 from hubring.ps.job.membership import RETURN_SECONDS
 from tests.support.fakes.coordinator import CONTEXT, Hub, vanish
 
@@ -39,14 +42,19 @@ async def test_a_job_whose_workers_all_leave_before_an_exchange_ends_and_clears_
     assert hub.coordinator.done.is_set()
 
 
-async def test_a_ring_that_may_have_connected_with_the_lost_worker_fails() -> None:
+@pytest.mark.parametrize("all_come", [True, False])
+async def test_a_ring_fails_once_it_may_have_connected_with_the_lost_worker(all_come: bool) -> None:
+    """It connects once all its workers have come to their first exchange."""
     hub = Hub()
     hub.fleet.used = False
-    _, second = [await hub.join(name, topology="ring") for name in "ab"]
-    where = pb.RendezvousRequest(rank=1, incarnation=second.incarnation, key="where", value="here")
-    await hub.control.Rendezvous(where, CONTEXT)
+    first, second = await asyncio.gather(*(hub.join(name, topology="ring") for name in "ab"))
+    for one in (second, first)[: 1 + all_come]:
+        here = pb.RendezvousRequest(rank=one.rank, key=f"{MEETING}/{one.rank}", value="here")
+        here.incarnation = one.incarnation
+        await hub.control.Rendezvous(here, CONTEXT)
     await lose(hub, second)
-    assert "a ring cannot continue without it" in str(hub.coordinator.job.failure)
+    assert ("a ring cannot continue without it" in str(hub.coordinator.job.failure)) == all_come
+    assert f"{MEETING}/1" not in hub.coordinator.rendezvous.values
 
 
 async def test_a_worker_that_is_only_silent_may_still_exchange_so_its_rank_is_not_free() -> None:

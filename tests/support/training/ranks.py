@@ -85,9 +85,11 @@ class RingRanks(Ranks):
         self.store = RingStore(SharedNotes(), "ring", LIMIT)
 
     def join(self, rank: int) -> Communicator:
-        return AllreduceCommunicator(
+        communicator = AllreduceCommunicator(
             rank, self.size, self.store, host="127.0.0.1", timeout=LIMIT, compress=self.compress
         )
+        communicator.connect()
+        return communicator
 
 
 class Seat:

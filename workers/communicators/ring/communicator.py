@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class AllreduceCommunicator(Communicator):
-    """Exchanges with all other ranks directly.
+    """Exchanges with all other ranks directly. Connects in the first exchange of all ranks.
 
     `traffic` is computed, not counted. Per step, a rank sends and receives 2(n-1)/n of the
     gradients' bytes; with a codec whose payloads are gathered
@@ -54,10 +55,6 @@ class AllreduceCommunicator(Communicator):
         connect_timeout: Seconds that connecting may take; None: `timeout`.
         results: Keeps results of collectives among all ranks, for ranks that lack them after a loss. With it,
             `abort` may be called.
-
-    Raises:
-        ConfigError: The backend is not available, or does not support the device.
-        RingBroken: The ranks could not connect to each other.
     """
 
     topology = "ring"
@@ -96,30 +93,55 @@ class AllreduceCommunicator(Communicator):
         self._attached = 0
         """How often buckets were attached: two optimizers can have parameters of one name."""
         self._results = results
-        self._store, self._host = store, host
-        witness = None
-        if results is not None and backend == "nccl":
-            witness = Witness(self._open_gloo(rank, size, store.within("witness")))
-        try:
-            self.ring = self._open(store=store.within("gradients"), witness=witness)
-        except HubringError as error:
-            if witness is not None:
-                witness.abort(error)  # or the other members would wait for this one
-            raise
-        self._rings = [self.ring]
-        try:
-            scheduler = self._scheduler(range(size), store.within("collectives"))
-        except HubringError as error:
-            if results is not None:
-                self.ring.abort(error)  # as above
-            raise
-        self._schedulers: dict[tuple[int, ...], RingScheduler] = {(): scheduler}
+        self._store, self._host, self._backend = store, host, backend
+        self._rings: list[Ring] = []
+        self._schedulers: dict[tuple[int, ...], RingScheduler] = {}
         """By members; the empty tuple is all ranks."""
-        self._transfers = Transfers(self._schedulers[()].ring)
+        self._transfers = Transfers()
+        self._connecting = threading.Lock()
+        self._error: HubringError | None = None
         self._users: Counter[tuple[int, ...]] = Counter()
         self._met: Counter[tuple[int, ...]] = Counter()
 
+    def connect(self) -> None:
+        """Connects to all other ranks, once. The first exchange of all ranks calls it.
+
+        Until every rank has come, none has exchanged anything, so a new worker can take a lost one's rank.
+
+        Raises:
+            ConfigError: The backend is not available, or does not support the device.
+            DeadlineExceeded: A rank did not come.
+            RingBroken: The ranks could not connect to each other.
+        """
+        with self._connecting:
+            if () in self._schedulers:
+                return
+            if self._results is None:  # members of a ring that heals have met
+                with self.waiting:
+                    self._store.meet(self.rank, self.size)
+            witness = None
+            if self._results is not None and self._backend == "nccl":
+                witness = Witness(self._open_gloo(self.rank, self.size, self._store.within("witness")))
+            try:
+                self.ring = self._open(store=self._store.within("gradients"), witness=witness)
+            except HubringError as error:
+                if witness is not None:
+                    witness.abort(error)  # or the other members would wait for this one
+                raise
+            try:
+                scheduler = self._scheduler(range(self.size), self._store.within("collectives"))
+            except HubringError as error:
+                if self._results is not None:
+                    self.ring.abort(error)  # as above
+                raise
+            self._rings.append(self.ring)
+            self._transfers.ring = scheduler.ring
+            self._schedulers[()] = scheduler
+        if self._error is not None:
+            self.fail(self._error)
+
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> int:
+        self.connect()
         check_same_model(
             [bucket.spec for bucket in buckets],
             self._compress,
@@ -172,6 +194,8 @@ class AllreduceCommunicator(Communicator):
         return mean.start(what, flat)
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
+        if not call.ranks or call.collective is Collective.TRANSFER:
+            self.connect()
         if call.collective is Collective.TRANSFER:
             self._transfers.take_part(call, tensors, work)
         elif call.collective is Collective.JOIN:
@@ -227,6 +251,7 @@ class AllreduceCommunicator(Communicator):
 
     def fail(self, error: HubringError) -> None:
         """Fails every exchange. The session calls it, from any thread, when the ring cannot continue."""
+        self._error = error
         for ring in [*self._rings, *[scheduler.ring for scheduler in list(self._schedulers.values())]]:
             ring.fail(error)
 

@@ -290,7 +290,9 @@ class RingMeeting:
         """
         rank = agreed.members.index(self.identity)
         store = RingStore(self._board, f"ring.{agreed.number}", self._connect_seconds, agreed.number)
-        return self._make(rank, len(agreed.members), store, results=results)
+        ring = self._make(rank, len(agreed.members), store, results=results)
+        ring.connect()
+        return ring
 
 
 _notes = msgspec.json.Decoder(Note)

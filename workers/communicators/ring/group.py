@@ -27,6 +27,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from hubring.ps.client.rendezvous import Board
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.ps.core.work import Work
+from hubring.ps.job.generations import MEETING
 
 
 class RingStore(Store):
@@ -50,6 +51,22 @@ class RingStore(Store):
     def within(self, name: str) -> RingStore:
         """Returns the store of another group."""
         return RingStore(self._board, f"{self._folder}.{name}", self._timeout, self._generation)
+
+    def meet(self, rank: int, size: int) -> None:
+        """Waits until all ranks have called it.
+
+        Raises:
+            DeadlineExceeded: A rank did not call it in time.
+            RingBroken: A rank has finished without it.
+        """
+        place = RingStore(self._board, MEETING, self._timeout)
+        place.set(str(rank), "here")
+        for other in range(size):
+            try:
+                place.get(str(other))
+            except DeadlineExceeded as error:
+                late = f"rank {other} did not come to the first exchange in {self._timeout:g} s (--timeout)"
+                raise DeadlineExceeded(late) from error
 
     def forget(self) -> None:
         """Removes what the ranks have set. Call it once all have connected, on one rank."""

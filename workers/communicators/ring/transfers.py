@@ -81,12 +81,13 @@ class _Transfer(NamedTuple):
 class Transfers:
     """The transfers of one rank.
 
-    Args:
-        ring: The process group of all ranks. Other code may use it at the same time.
+    Attributes:
+        ring: The process group of all ranks, set before the first transfer. Other code may use it meanwhile.
     """
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+    ring: Ring
+
+    def __init__(self) -> None:
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._lines: dict[str, deque[_Transfer]] = {}
@@ -123,7 +124,7 @@ class Transfers:
                 transfer.work.fail(error)
 
     def _carry(self, transfer: _Transfer) -> None:
-        if self._ring.rank == transfer.call.root:
+        if self.ring.rank == transfer.call.root:
             self._give(*transfer)
         else:
             self._take(transfer.call, transfer.work)
@@ -160,10 +161,10 @@ class Transfers:
         work.deliver([tensor])
 
     def _send(self, whose: Work, memory: Tensor, to: int, call: Call) -> None:
-        self._ring.exchange(whose, lambda group: group.send([memory], to, _tag(call)))
+        self.ring.exchange(whose, lambda group: group.send([memory], to, _tag(call)))
 
     def _receive(self, whose: Work, memory: Tensor, source: int, call: Call) -> None:
-        self._ring.exchange(whose, lambda group: group.recv([memory], source, _tag(call)))
+        self.ring.exchange(whose, lambda group: group.recv([memory], source, _tag(call)))
 
 
 def _tag(call: Call) -> int:
