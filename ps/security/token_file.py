@@ -21,6 +21,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 import stat
 import tempfile
 import time
@@ -227,17 +228,24 @@ def read_secret(path: Path, option: str, renew: str, content: str = private_file
 
 
 def runtime_directory() -> Path:
-    """Returns the directory for this user's tokens, which may not exist, or may be another user's."""
+    """Returns the directory for this user's tokens, which may not exist, or may be another user's.
+
+    Any user can take the name in the folder for temporary files first. Then it is in the home directory.
+    """
     given = environment().get("XDG_RUNTIME_DIR")
     for parent in (given, f"/run/user/{os.getuid()}"):
         if parent and is_private(Path(parent)):
             return Path(parent) / "hubring"
-    return Path(tempfile.gettempdir()) / f"hubring-{os.getuid()}"
+    shared = Path(tempfile.gettempdir()) / f"hubring-{os.getuid()}"
+    home = Path(os.path.expanduser("~"))  # which Path's method would demand to exist
+    own = home / ".cache" / f"hubring-{socket.gethostname()}"  # hosts may share it
+    taken = os.path.lexists(shared) and os.lstat(shared).st_uid != os.getuid()
+    return own if taken or is_private(own) else shared
 
 
 def _made_directory(directory: Path) -> Path:
     try:
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"cannot make the directory {directory} for tokens: {error.strerror}; set XDG_RUNTIME_DIR or"
@@ -251,13 +259,7 @@ def _made_directory(directory: Path) -> Path:
 def _fault(directory: Path) -> str:
     """Returns why a directory is not this user's own, and the fix."""
     elsewhere = "set XDG_RUNTIME_DIR to a directory of your own, or use --token-file"
-    status = os.lstat(directory)
-    if status.st_uid != os.getuid():  # that user could make it again, and only that user can remove it
-        return (
-            f"belongs to another user, uid {status.st_uid}; {elsewhere}. Only that user or an administrator"
-            " can remove it"
-        )
-    if not stat.S_ISDIR(status.st_mode):
+    if not stat.S_ISDIR(os.lstat(directory).st_mode):
         return f"is not a directory; remove it, or {elsewhere}"
     return f"is open to other users; run: chmod 700 {directory}, or {elsewhere}"
 

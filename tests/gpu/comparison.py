@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from hubring.workers.peers.machine import gpu_variables
 from tests.gpu.row import Row
+from tests.support.compare.anywhere import results
 from tests.support.processes.cluster import Cluster
 
 ROWS = ("ring", "ddp", "fsdp2", "zero1", "hub-bsp", "hub-colocated")
@@ -39,9 +39,8 @@ def run(
         for rank in range(TASKS)
     ]
     ended = [task.wait(LIMIT) for task in tasks]
-    file = out / "results.json"
-    assert file.exists(), f"the tasks exited with {ended}:\n{tasks[0].said()}"
-    return entries(json.loads(file.read_text()))
+    assert (out / "results.json").exists(), f"the tasks exited with {ended}:\n{tasks[0].said()}"
+    return entries(results(out))
 
 
 def entries(found: Mapping[str, Any]) -> list[Row]:

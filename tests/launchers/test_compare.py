@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
@@ -13,7 +12,7 @@ import pytest
 
 from tests.launchers.commands import torchrun
 from tests.launchers.slurm import Slurm
-from tests.support.compare.anywhere import PATIENT, aligned, reported, write_experiment
+from tests.support.compare.anywhere import PATIENT, aligned, reported, results, write_experiment
 from tests.support.processes.cluster import Cluster, Program, measured
 from tests.support.processes.machines import NEED_MACHINES, machine
 
@@ -21,11 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 
 COMPARE = "hubring.workers.compare.cli"
 WORDS = measured(60, "--rows=ring,hub-bsp", "--seeds=1")
-
-
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
 
 
 def compared(folder: Path, hub: str = "hub-bsp") -> dict[str, Any]:

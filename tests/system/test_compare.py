@@ -7,12 +7,11 @@ import shlex
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hubring.workers.compare.run.site import why_not
-from tests.support.compare.anywhere import PATIENT, reported, write_experiment
+from tests.support.compare.anywhere import PATIENT, reported, results, write_experiment
 from tests.support.processes.cluster import MEASURED, PATIENCE, Cluster, measured
 from tests.support.processes.process_tree import below, parent
 from tests.support.processes.stopwatch import Stopwatch
@@ -22,11 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
 COMPARE = "hubring.workers.compare.cli"
 SHORT = ["run", "--rows", "local,hub-bsp", "--seeds", "1", "--epochs", "1", "--target", "0.1"]
 LABELS = ["n2 k1 local seed1", "n2 k1 hub-bsp seed1", "n2 k1 hub-bsp seed1 turn1"]
-
-
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return found
 
 
 def finished(folder: Path) -> dict[str, int]:

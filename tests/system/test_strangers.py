@@ -52,9 +52,8 @@ def test_another_user_of_the_host_is_refused_everything(cluster: Cluster) -> Non
 
 
 @pytest.mark.slow
-def test_strangers_who_hold_all_connections_keep_out_no_process_of_the_servers_user_and_host(
-    cluster: Cluster,
-) -> None:
+def test_strangers_who_hold_all_connections_keep_out_no_process_of_this_host(cluster: Cluster) -> None:
+    """None of the server's user."""
     server, address = cluster.server("--workers", "1", "--once")
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # once the server takes no more

@@ -149,21 +149,29 @@ def test_the_runtime_directory_is_this_users_own(tmp_path: Path) -> None:
         token_file.runtime_file(5555)
 
 
-def test_a_directory_that_another_user_took_cannot_be_removed_so_another_one_is_suggested(
+def test_a_directory_that_another_user_took_is_left_for_one_in_the_home_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In /tmp, only its owner and root can."""
-    user = os.getuid()
-    (tmp_path / f"hubring-{user + 1}").mkdir()
-    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    """In /tmp, only its owner and root can remove it."""
+    home, taken = tmp_path / "home", tmp_path / f"hubring-{os.getuid()}"
+    taken.mkdir(mode=0o700)
+    lstat, others = os.lstat, {Path(f"/run/user/{os.getuid()}")}
+
+    def seen(path: Path) -> os.stat_result:
+        status = list(lstat(path))
+        status[4] += path in others
+        return os.stat_result(status)
+
+    monkeypatch.setattr(os, "lstat", seen)
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    with pytest.raises(ConfigError) as refusal:
-        token_file.runtime_file(5555)
-    words = (
-        f"belongs to another user, uid {user}; set XDG_RUNTIME_DIR to a directory of your own, or use --token"
-    )
-    assert words in str(refusal.value)
-    assert "administrator" in str(refusal.value)
+    assert token_file.runtime_file(5555).parent == taken
+    others.add(taken)
+    made = token_file.runtime_file(5555)
+    assert made.parent.parent == home / ".cache"
+    others.remove(taken)  # its owner removes it, and clients look where the server is
+    assert token_file.runtime_file(5555) == made
 
 
 def test_looking_for_tokens_makes_no_directory_and_trusts_none_of_others(tmp_path: Path) -> None:

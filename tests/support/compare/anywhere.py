@@ -29,9 +29,14 @@ def write_experiment(folder: Path) -> Path:
     return experiment
 
 
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
 def reported(out: Path) -> dict[str, Any]:
     """Returns the findings, after a look at what does not depend on where the experiment ran."""
-    found: dict[str, Any] = json.loads((out / "results.json").read_text())
+    found = results(out)
     assert found["gate"]["passed"]
     assert [(row["row"], row["withheld"], row["failed"]) for row in found["rows"]] == [
         (row, None, None) for row in ROWS
