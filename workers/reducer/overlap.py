@@ -7,7 +7,7 @@ so after the first step gets a ConfigError.
 
 torch counts in-place changes in a tensor's version, which views share, so one number per bucket shows them.
 A change through `.grad.data` is not counted. In the first step, which decides, bytes are compared instead;
-later a few elements of each gradient that was sent.
+later a few elements of each gradient that was sent, and on a GPU the answer is read in the next step.
 """
 
 from __future__ import annotations
