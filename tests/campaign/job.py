@@ -75,7 +75,8 @@ class Job:
         if self.scenario.ring:
             flags += ["--topology", "ring", "--checkpoint-dir", str(self.saved), "--checkpoint-every", "0.2"]
         else:
-            flags += ["--transport", self.scenario.wire, *["--aggregate"] * (not self.scenario.at_hub)]
+            wire = self.scenario.wire + ("-tcp" if address and self.scenario.wire != "shm" else "")
+            flags += ["--transport", wire, *["--aggregate"] * (not self.scenario.at_hub)]
         script = [str(self.folder), name, str(self.scenario.workers), str(STEPS), str(self.scenario.pace)]
         ports = self._ports if address else {}
         script.append(",".join(f"{port}={relay}" for port, relay in ports.items()))

@@ -11,9 +11,8 @@ from tests.support.compare.anywhere import results
 from tests.support.processes.cluster import Cluster
 
 ROWS = ("ring", "ddp", "fsdp2", "zero1", "hub-bsp", "hub-colocated")
-TASKS = 2
-LIMIT = 400.0
-"""Seconds for a comparison of six rows, whose processes each open the GPU."""
+TASKS, LIMIT = 2, 400.0
+"""Number of tasks, and seconds for a comparison of six rows, whose processes each open the GPU."""
 
 
 def run(
