@@ -229,7 +229,7 @@ class Coordinator(CoordinatorState):
             self.connections.expect()
         await self.meeting.note_exchange(now, self.agreed_model, self.rendezvous)
         for lost in self.job.expire(now):
-            self.rendezvous.remove(f"{MEETING}/{lost.rank}")  # another worker with the rank comes anew
+            self.rendezvous.remove(f"{MEETING}/{lost.rank}")  # another worker may take the rank
         if not self.quorum.complete:
             await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
         if await self.standbys.check():

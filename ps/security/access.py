@@ -270,7 +270,7 @@ class ShardKey:
 
     @property
     def near(self) -> ShardKey:
-        """The key to the shard's unix sockets, which prove it, and whose bytes nobody else sees."""
+        """The key to the shard's unix sockets, which prove it. No other user sees their bytes."""
         return ShardKey(Access(self.access.secret))
 
     @property

@@ -68,7 +68,7 @@ def test_a_pinned_transport_is_taken(address: ShardAddress, want: str) -> None:
 def test_only_a_process_of_the_shards_user_and_host_may_come_by_its_unix_socket(
     name: str, address: ShardAddress, tmp_path: Path
 ) -> None:
-    """By TCP nobody listens, so a worker that wants TCP, or must, reaches nothing."""
+    """No process listens over TCP, so a worker that wants or needs TCP reaches nothing."""
     tmp_path.chmod(0o700)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(Serving(transport(name), place=str(tmp_path / "socket")))

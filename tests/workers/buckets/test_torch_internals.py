@@ -1,6 +1,6 @@
 """The private names of torch and CPython still mean what the exchange takes them for.
 
-The training scripts that the exchange is told of claim the others.
+The tests of training scripts claim the other names.
 """
 
 from __future__ import annotations
