@@ -174,7 +174,12 @@ class Coordinator(CoordinatorState):
         Raises as `Planner.agree`.
         """
         job, agreed = self._job_of(sender), self.agreed_model
-        await self._notifier.wait_out(lambda: not self.quorum.shards_missing or job.failure is not None)
+
+        def ready() -> bool:
+            self.planner.is_late(sender)  # raises Fenced if the worker lost its rank while it waits
+            return not self.quorum.shards_missing or job.failure is not None
+
+        await self._notifier.wait_out(ready)
         if unplanned := not agreed.settled:
             self.checkpoints.states.clear()
         late = await self.planner.agree(sender, offered, slicing, step)

@@ -264,7 +264,7 @@ class Planner:
             ConfigError: The worker's model differs from the job's or the checkpoint's.
             JobFailed: The job has failed.
         """
-        late = self._is_late(sender)
+        late = self.is_late(sender)
         if late:
             await self._notifier.wait_for(lambda: not self._trying or self._job.failure is not None)
             if self._job.failure is not None:
@@ -272,7 +272,7 @@ class Planner:
             # With no first worker left, no worker will choose a size: use the default.
             slicing = None if self._trying else Slicing(SLICE_BYTES)
         async with self._fleet.plan_lock:
-            self._is_late(sender)  # raises Fenced if the worker lost its rank while it waited
+            self.is_late(sender)  # raises Fenced if the worker lost its rank while it waited
             if not late and self._agreed_model.turns_to_averaging(offered):
                 await self._start_again(sender, offered)
             try:
@@ -297,7 +297,7 @@ class Planner:
         async with self._fleet.plan_lock:
             draw, shards = self._agreed_model.draw_trial, len(self._fleet.shards)
             trial, is_new = await asyncio.to_thread(draw, offered, shards, slice_bytes)
-            self._is_late(sender)
+            self.is_late(sender)
             if is_new:
                 await self._fleet.set_plan(await asyncio.to_thread(assignment, offered, trial, None))
                 self._agreed_model.trial = (offered, slice_bytes)
@@ -331,7 +331,7 @@ class Planner:
         membership.activate(sender)
         return step
 
-    def _is_late(self, sender: Sender) -> bool:
+    def is_late(self, sender: Sender) -> bool:
         """Returns whether this worker joined after the start and is not active yet; raises `Fenced`."""
         membership = self._job.membership
         if membership is None:
@@ -355,7 +355,7 @@ class Planner:
         model, shards = self._agreed_model, len(self._fleet.shards)
         plan, restore = await asyncio.to_thread(model.draw, offered, shards, slicing)
         message = await asyncio.to_thread(assignment, offered, plan, restore)
-        self._is_late(sender)  # raises Fenced if the worker lost its rank meanwhile
+        self.is_late(sender)  # raises Fenced if the worker lost its rank meanwhile
         message.extends, message.version = model.settled, model.step
         if model.settled:
             # The worker that offers has all replies to its last step, so some shard has that version. It may
