@@ -76,19 +76,19 @@ def status(
 
 
 @app.command(cls=CommandWithGroups)
-@takes(options(WorkerConfig, _TLS, reads_variables=True))
+@takes(_CLIENT)
 def health(
-    server: Annotated[str, typer.Argument(help="HOST:PORT of a hub, or of a shard from the hub's status")],
+    server: Address,
     service: Annotated[
         str, typer.Option(help="hubring.v1.Control, hubring.v1.Data or ready [default: the process]")
     ] = "",
-    **tls: Any,
+    **access: Any,
 ) -> None:
     """Check whether a hub or one of its services is serving; for container health checks.
 
     Exits with 0 if it is serving, with 69 if it is not.
     """
-    _run(lambda: _health(server, service, tls))
+    _run(lambda: _health(server, service, access))
 
 
 @app.command(cls=CommandWithGroups)
@@ -273,10 +273,10 @@ def _status(server: str, access: dict[str, Any], *, as_json: bool) -> dict[str, 
     return 0
 
 
-def _health(server: str, service: str, tls: dict[str, Any]) -> dict[str, Any]:
-    from hubring.ps.observe.health import PATIENCE, probe
+def _health(server: str, service: str, access: dict[str, Any]) -> dict[str, Any]:
+    from hubring.ps.observe.health import probe
 
-    probe(server, service, PATIENCE, _own(tls))
+    _connect(server, "reader", access, lambda channel: probe(channel, server, service))
     return {"address": server, "service": service, "serving": True}
 
 
@@ -323,14 +323,20 @@ def _own(tls: dict[str, Any]) -> Any:
 
 
 def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
+    from hubring.protos.control_pb2_grpc import ControlStub
+    from hubring.ps.transport.grpc.calls import whole
+
+    return _connect(server, role, access, lambda channel: whole(call(ControlStub(channel))))
+
+
+def _connect(server: str, role: str, access: dict[str, Any], use: Callable[[Any], T]) -> T:
     import grpc
 
-    from hubring.protos.control_pb2_grpc import ControlStub
     from hubring.ps.config.values import address
     from hubring.ps.core.errors import ServerUnreachable
     from hubring.ps.security.access import find_access, look_seconds, refused_error
     from hubring.ps.security.guard import Role
-    from hubring.ps.transport.grpc.calls import describe, details, whole
+    from hubring.ps.transport.grpc.calls import describe, details
     from hubring.ps.transport.grpc.channel import open_channel
 
     address(server)
@@ -339,10 +345,11 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
         found = find_access(
             server, Role(role), access["token_file"], seconds, _own(access), insecure=insecure
         )
-        with open_channel(server, found) as channel:
-            return whole(call(ControlStub(channel)))
     except ServerUnreachable as error:
         raise _silent(server) from error
+    try:
+        with open_channel(server, found) as channel:
+            return use(channel)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise refused_error(server, details(error)) from error

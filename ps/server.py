@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 from msgspec.structs import replace
 
@@ -51,6 +52,7 @@ from hubring.ps.security.token_file import forget
 from hubring.ps.shard.host_shards import began_as_standby, replacements, settings_of, start_shards
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import control_options, server_credentials
+from hubring.ps.transport.grpc.newcomers import Newcomers
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 
 log = logging.getLogger(__name__)
@@ -154,6 +156,7 @@ class Server:
             if site is not None:
                 await site.close()
             await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)
+            self._newcomers.close()
             if self._keyring is not None:
                 self._keyring.withdraw()
         return self._exit_code(coordinator), result
@@ -164,14 +167,15 @@ class Server:
         """Returns a server whose port is open but which has not started, and the port."""
         keyring = self._keyring
         rejections = coordinator.counters.rejections
-        interceptors: list[grpc.aio.ServerInterceptor] = [ReadableCalls(rejections)]
+        self._newcomers = Newcomers(rejections)
+        interceptors: list[grpc.aio.ServerInterceptor] = [ReadableCalls(rejections, self._newcomers)]
         if keyring is not None:
             interceptors.insert(0, AsyncGuard(keyring.guard, rejections))
         if self._succession is not None:
             interceptors.append(CommitFirst(self._succession.settle))
         server = grpc.aio.server(interceptors=interceptors, options=control_options(self._config.members))
         add_ControlServicer_to_server(Control(coordinator, reporter, keyring), server)
-        self._health.add_to(server)
+        add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((CONTROL, SERVICE, reflection.SERVICE_NAME), server)
         host, port = numeric(self._config.host), self._config.port
         try:
@@ -182,8 +186,9 @@ class Server:
                 keyring.publish(port)
             place = f"{bracketed(host)}:{port}"
             if keyring is not None:
-                credentials = server_credentials(keyring.identity, self._own.authority)
+                credentials = server_credentials(keyring.identity, keyring.guard, self._own.authority)
                 port = server.add_secure_port(place, credentials)
+                self._newcomers.begin(port)
             else:
                 port = server.add_insecure_port(place)
             if keyring is None or self._config.token_file is not None:

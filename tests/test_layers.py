@@ -30,7 +30,7 @@ ps/process: ps/core
 ps/config: ps/core
 ps/security: protos ps/config ps/core
 ps/transport: protos ps/compression ps/config ps/core ps/security
-ps/observe: protos ps/config ps/core ps/security ps/transport
+ps/observe: protos ps/config ps/core
 ps/shard: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/optim ps/process ps/security ps/store
     ps/transport
 ps/client: protos ps/config ps/core ps/job ps/process ps/security ps/shard ps/transport

@@ -153,7 +153,7 @@ class Session:
         self._calls = MemberCalls(
             self._stub, joined.rank, joined.incarnation, self._silence, lambda: self.failure
         )
-        self.locations = ShardLocations(self._calls, joined.shards, own.identity)
+        self.locations = ShardLocations(self._calls, joined.shards, own.shown)
         self.shards = self.locations.shards
         self.board = Board(self._calls, patience=max(10.0, self._lease))
         self.states = KeptStates(self._calls)

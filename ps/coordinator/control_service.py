@@ -31,6 +31,7 @@ from hubring.ps.job.generations import MEETING
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.security.guard import Role
 from hubring.ps.security.keyring import Keyring
+from hubring.ps.transport.grpc.newcomers import Newcomers
 from hubring.ps.transport.host import reachable
 
 log = logging.getLogger(__name__)
@@ -339,10 +340,14 @@ class ReadableCalls(grpc.aio.ServerInterceptor):
     """Ends such calls of a server of an event loop with DATA_LOSS; counts and logs them.
 
     It leaves alone calls that send a stream of messages, or whose method returns no iterator of replies.
+
+    Args:
+        rejections: Counts the calls.
+        newcomers: Learns whose calls were let in.
     """
 
-    def __init__(self, rejections: Rejections) -> None:
-        self._rejections = rejections
+    def __init__(self, rejections: Rejections, newcomers: Newcomers) -> None:
+        self._rejections, self._newcomers = rejections, newcomers
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         handler = await continuation(call)
@@ -371,6 +376,7 @@ class ReadableCalls(grpc.aio.ServerInterceptor):
         return replies
 
     async def _check(self, request: Any, context: Any, name: str) -> None:
+        self._newcomers.admit(context.peer())
         if isinstance(request, DecodeError):
             self._rejections.add("message", log, f"refused a call of {name}: its message cannot be read")
             await context.abort(grpc.StatusCode.DATA_LOSS, UNREADABLE)

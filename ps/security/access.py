@@ -29,7 +29,7 @@ from hubring.ps.security.certificate import (
     make_certificate,
 )
 from hubring.ps.security.guard import Guard, Role
-from hubring.ps.security.handshake import Proof, fetch, peek, uses_tls
+from hubring.ps.security.handshake import Proof, answers_in_tls, fetch, uses_tls
 from hubring.ps.security.token_file import Token, Tokens, choose_token
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Access(NamedTuple):
         secret: Sent with every call; empty for none.
         certificate: The server's, as PEM; empty for no TLS.
         name: A name in that certificate.
-        identity: What the client shows; None for no certificate.
+        identity: What the client shows; None: what its secret signs.
         unix: Path of the server's unix socket, which proves it; empty for TCP.
     """
 
@@ -101,7 +101,7 @@ def find_access(
     deadline = time.monotonic() + seconds
     listens = _await_listener(address, deadline)
     if insecure:
-        return _without_proof(address, own, listens=listens)
+        return _without_proof(address, listens=listens)
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
         if listens and uses_tls(address, deadline - time.monotonic(), ANSWER_SECONDS):
@@ -114,20 +114,16 @@ def find_access(
         raise ServerUnreachable(f"no server listens at {address}")
     # A copied token may be older than the certificate that an authority signed.
     by_authority = bool(own.authority) and file is not None
-    proof = Proof("" if by_authority else token.digest, own, named=by_authority)
+    proof = Proof("" if by_authority else token.digest, own, by_authority, token.secret)
     peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
-    return Access(token.secret, peer.certificate, peer.name, own.identity)
+    return Access(token.secret, peer.certificate, peer.name, own.shown)
 
 
-def _without_proof(address: str, own: OwnCertificate, *, listens: bool) -> Access:
+def _without_proof(address: str, *, listens: bool) -> Access:
     if not listens:
         raise ServerUnreachable(f"no server listens at {address}")
-    try:
-        encrypts, fix = bool(peek(address, ANSWER_SECONDS, own).certificate), "remove --insecure"
-    except ServerUnreachable:  # it uses TLS, and asks for a certificate
-        encrypts, fix = True, "remove --insecure, and pass --tls-cert, --tls-key and --tls-ca"
-    if encrypts:
-        raise ConfigError(f"the server at {address} asks for tokens and encrypts; {fix}")
+    if answers_in_tls(address, ANSWER_SECONDS):
+        raise ConfigError(f"the server at {address} asks for tokens and encrypts; remove --insecure")
     return NO_ACCESS
 
 
@@ -162,17 +158,6 @@ def _chosen(tokens: Tokens, role: Role, file: Path | None) -> Token:
 def look_seconds(address: str) -> float:
     """Returns how long to look for a server that is expected to run; another host may be far away."""
     return LOOK_SECONDS if is_this_host(split(address)[0]) else CONNECT_SECONDS
-
-
-def unproved_access(address: str, seconds: float, own: OwnCertificate = NO_CERTIFICATE) -> Access:
-    """Returns the access to calls that need no secret, so that it does not matter whose server answers.
-
-    Raises as `handshake.peek`.
-    """
-    if unix := unix_socket(address):
-        return Access(unix=unix)
-    peer = peek(address, seconds, own)
-    return Access("", peer.certificate, peer.name, own.identity)
 
 
 def refused_error(address: str, why: str) -> ConfigError:

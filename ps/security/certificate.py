@@ -1,7 +1,8 @@
-"""Certificates: those that a server makes and pins, and those that the user brings.
+"""Certificates: those that a server makes and pins, those that secrets are, and those that the user brings.
 
-A server's own are self-signed, and pinned instead of signed by an authority. With the user's, an
-authority signs those of the peers (mutual TLS).
+A server's own are self-signed, and pinned instead of signed by an authority. A client shows a certificate too
+(mutual TLS), so that gRPC reads no byte of a stranger's: the user's, which an authority signed, or else one
+that is signed with the client's secret.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ CERTIFICATE_NAME = "hubring"
 """The name in every certificate that a server makes. Clients ask for it whatever the address is."""
 
 _YEARS = 10
+_CURVE_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""Of P-256 (FIPS 186-5). A private key is from 1 to one less."""
 _HOSTS = {"DNS", "IP Address"}
 
 
@@ -58,25 +61,56 @@ class Identity(NamedTuple):
 
 def make_certificate() -> Identity:
     """Returns a new certificate with a new private key."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    return _sign(ec.generate_private_key(ec.SECP256R1()), CERTIFICATE_NAME, CERTIFICATE_NAME)
+
+
+@cache
+def secret_authority(secret: str) -> bytes:
+    """Returns the certificate of the authority whose private key a secret is, as PEM. It tells no secret."""
+    return _sign(_key_of(secret), _name_of(secret), _name_of(secret), authority=True).certificate
+
+
+@cache
+def secret_certificate(secret: str) -> Identity:
+    """Returns a certificate of the secret's authority, which proves that its holder knows the secret."""
+    return _sign(_key_of(secret), CERTIFICATE_NAME, _name_of(secret))
+
+
+def _key_of(secret: str) -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    number = int.from_bytes(hashlib.blake2s(secret.encode(), person=b"tls key").digest())
+    return ec.derive_private_key(number % (_CURVE_ORDER - 1) + 1, ec.SECP256R1())
+
+
+def _name_of(secret: str) -> str:
+    return hashlib.blake2s(secret.encode(), digest_size=16, person=b"tls name").hexdigest()
+
+
+def _sign(key: Any, subject: str, issuer: str, *, authority: bool = False) -> Identity:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CERTIFICATE_NAME)])
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
     now = datetime.now(UTC)
-    certificate = (
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(name(subject))
+        .issuer_name(name(issuer))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # clocks differ
         .not_valid_after(now + timedelta(days=365 * _YEARS))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(CERTIFICATE_NAME)]), critical=False)
-        .sign(key, hashes.SHA256())
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(subject)]), critical=False)
     )
+    if authority:
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    certificate = builder.sign(key, hashes.SHA256())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -154,7 +188,7 @@ class OwnCertificate(NamedTuple):
 
     @property
     def shown(self) -> Identity | None:
-        """What a server shows where it is the client. Without an authority, no peer asks for it."""
+        """What a program shows where it is the client. Without an authority, its secret proves it."""
         return self.identity if self.authority else None
 
 
@@ -188,6 +222,13 @@ def load_certificate(files: TlsFiles, *, serves: bool) -> OwnCertificate:
         files, authority or first_certificate(certificate), serves=serves, connects=bool(authority)
     )
     return OwnCertificate(Identity(certificate, key, names_in(subject)[0]), authority, files, subject)
+
+
+def show_identity(context: ssl.SSLContext, identity: Identity) -> None:
+    """Makes connections with `context` show a certificate."""
+    with open(os.memfd_create("certificate"), "r+b", buffering=0) as file:  # ssl reads only files
+        file.write(identity.certificate + identity.key)
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
 def present_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:

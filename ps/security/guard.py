@@ -40,23 +40,21 @@ class Policy(NamedTuple):
 
     Attributes:
         roles: The roles that may call it.
-        open: Why a call needs no secret; empty if only these roles may call it.
         former: Why secrets from before a rotation are good enough; empty if they are not.
     """
 
-    roles: frozenset[Role] = frozenset()
-    open: str = ""
+    roles: frozenset[Role]
     former: str = ""
 
 
 _KNOWN = "the service refuses processes that it does not know, so a process that waits may ask again"
 _MEMBER = "each call also has an incarnation or a shard's token, which the service checks"
 _TIME = "the reply is only the time"
-_PROBE = "probes of containers have no secret, and learn only what serves, and why not"
+_PROBE = "the reply is only what serves, and why not, and a probe must not end a server whose tokens rotate"
 
 
 def _only(*roles: Role, former: str = "") -> Policy:
-    return Policy(frozenset(roles), former=former)
+    return Policy(frozenset(roles), former)
 
 
 def _same(service: str, methods: str, policy: Policy) -> Mapping[str, Policy]:
@@ -78,7 +76,11 @@ POLICIES: Mapping[str, Policy] = {
     **_same(_SHARD_CONTROL, "SetView SetPlan Drain Fail Reset Save Stats", _only(Role.HUB)),
     **_same(_SHARD_CONTROL, "Follow Replicate Promote", _only(Role.HUB)),
     **_same("hubring.v1.Data", "Exchange", _only(Role.MEMBER)),
-    **_same("grpc.health.v1.Health", "Check List", Policy(open=_PROBE)),
+    **_same(
+        "grpc.health.v1.Health",
+        "Check List",
+        _only(Role.WORKER, Role.SHARD, Role.READER, Role.OPERATOR, former=_PROBE),
+    ),
     **_same(
         "grpc.reflection.v1alpha.ServerReflection",
         "ServerReflectionInfo",
@@ -106,26 +108,31 @@ class Guard:
     Args:
         secrets: The secret of each role that this server knows.
         former: The secrets before each rotation so far.
+
+    Attributes:
+        known: The secrets that prove a client, also former ones: members stay, and others learn the reason.
     """
 
     def __init__(self, secrets: Mapping[Role, str], former: Sequence[Mapping[Role, str]] = ()) -> None:
-        self._secrets = dict(secrets)
         self.former: deque[Mapping[Role, str]] = deque(former, maxlen=MOST_FORMER)
         self._asked: dict[str, None] = {}
         """The last processes that asked to join with a secret that was current."""
+        self._use(secrets)
 
     def rotate(self, secrets: Mapping[Role, str]) -> None:
         """Replaces the secrets. Members that joined with earlier ones stay."""
         self.former.append(self._secrets)
+        self._use(secrets)
+
+    def _use(self, secrets: Mapping[Role, str]) -> None:
         self._secrets = dict(secrets)
+        self.known = frozenset(secret for each in (*self.former, secrets) for secret in each.values())
 
     def objection(self, method: str, metadata: Sequence[tuple[str, str | bytes]]) -> str:
         """Returns why a call is refused; empty if it is allowed."""
         policy = POLICIES.get(method)
         if policy is None:
             return f"{method} has no policy"
-        if policy.open:
-            return ""
         secret = _secret(metadata)
         known = [self._secrets, *(self.former if policy.former else ())]
         if any(self._fits(secret, each, policy.roles) for each in known):
@@ -182,15 +189,11 @@ def in_threads(behavior: Callable[..., Any], threads: ThreadPoolExecutor) -> Cal
 
 
 class ThreadGuard(grpc.ServerInterceptor):
-    """Guards a server with threads; counts and logs refused calls.
-
-    Refusals have a thread of their own, so that they take none from members.
-    """
+    """Guards a server with threads; counts and logs refused calls."""
 
     def __init__(self, guard: Guard, rejections: Rejections) -> None:
         self._guard = guard
         self._rejections = rejections
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="grpc refusal")
 
     def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
         objection = self._guard.objection(call.method, call.invocation_metadata)
@@ -202,7 +205,7 @@ class ThreadGuard(grpc.ServerInterceptor):
         def refuse(_: Any, context: grpc.ServicerContext) -> Any:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
 
-        return _without_request(in_threads(refuse, self._threads))
+        return _without_request(refuse)
 
 
 class AsyncGuard(grpc.aio.ServerInterceptor):

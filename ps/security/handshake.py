@@ -22,7 +22,8 @@ from hubring.ps.security.certificate import (
     NO_CERTIFICATE,
     OwnCertificate,
     names_in,
-    present_certificate,
+    secret_certificate,
+    show_identity,
 )
 
 SURE_SECONDS = 0.5
@@ -54,11 +55,13 @@ class Proof(NamedTuple):
         digest: SHA-256 of the certificate, in hexadecimal; empty for any.
         own: What the client brings. If it has an authority, that signed the certificate.
         named: Whether the certificate is for the host in the address.
+        secret: Proves the client; empty for none.
     """
 
     digest: str = ""
     own: OwnCertificate = NO_CERTIFICATE
     named: bool = False
+    secret: str = ""
 
 
 def fetch(address: str, proof: Proof, seconds: float) -> ServerCertificate:
@@ -83,17 +86,12 @@ def fetch(address: str, proof: Proof, seconds: float) -> ServerCertificate:
         time.sleep(_PAUSE_SECONDS)
 
 
-def peek(address: str, seconds: float, own: OwnCertificate = NO_CERTIFICATE) -> ServerCertificate:
-    """Returns the certificate that a server shows, without knowing whose it is; empty without TLS.
-
-    Raises:
-        ServerUnreachable: The server refuses the certificate of this program, or wants one.
-        ConfigError: The certificate of this program cannot be used.
-    """
+def answers_in_tls(address: str, patience: float) -> bool:
+    """Whether a server uses TLS, if it answers at once. Parameters as those of `uses_tls`."""
     try:
-        return _look(address, seconds, own)
+        return bool(_shown(address, patience))
     except OSError:
-        return ServerCertificate()
+        return False
 
 
 def uses_tls(address: str, seconds: float, patience: float) -> bool:
@@ -107,27 +105,11 @@ def uses_tls(address: str, seconds: float, patience: float) -> bool:
     began = time.monotonic()
     while True:
         try:
-            return bool(_look(address, patience, NO_CERTIFICATE).certificate)
-        except ServerUnreachable:  # it wants a certificate
-            return True
+            return bool(_shown(address, patience))
         except OSError as error:
             if time.monotonic() - began > max(SURE_SECONDS, 0.0 if _answers(error) else seconds):
                 return False
         time.sleep(_PAUSE_SECONDS)
-
-
-def _look(address: str, seconds: float, own: OwnCertificate) -> ServerCertificate:
-    """Returns the certificate of a server that uses TLS. Raises as `peek`, and OSError."""
-    found = ssl.DER_cert_to_PEM_cert(_shown(address, seconds))
-    context = _trusting(found)
-    try:
-        present_certificate(context, own.files)
-        subject, _ = _shake(address, context, None, seconds, waits=True)
-    except (ssl.SSLCertVerificationError, TimeoutError):  # gRPC reports the first, and tries again
-        return ServerCertificate(found.encode())
-    except _Closed as error:
-        raise ServerUnreachable(_refusal(address, Proof(own=own), error)) from error
-    return ServerCertificate(found.encode(), names_in(subject)[0])
 
 
 class _Closed(ConnectionError):
@@ -148,7 +130,8 @@ def _prove(address: str, proof: Proof, seconds: float) -> ServerCertificate:
         authority = ssl.DER_cert_to_PEM_cert(found)
     context = _trusting(authority)
     context.check_hostname = proof.named
-    present_certificate(context, proof.own.files)
+    if identity := proof.own.shown or (secret_certificate(proof.secret) if proof.secret else None):
+        show_identity(context, identity)
     host = split(address)[0] if proof.named else None
     subject, found = _shake(address, context, host, seconds, waits=True)
     _compare(address, proof, found)
@@ -228,14 +211,14 @@ def _refusal(address: str, proof: Proof, error: OSError) -> str:
             f"the server at {address} does not use TLS, but the token is for one that does: it is another"
             " server's; copy the token file again"
         )
-    given = proof.own.files.cert
-    if given is None:
+    if proof.own.shown is None:
         return (
-            f"the server at {address} closes the connection of a program without a certificate: it wants one"
-            " from its authority; pass --tls-cert and --tls-key"
+            f"the server at {address} closes the connection of this program: it does not know the token, or"
+            " wants a certificate of its authority; copy the server's token file again, or pass --tls-cert,"
+            " --tls-key and --tls-ca"
         )
     return (
-        f"the server at {address} closes the connection of the program with --tls-cert {given}: the authority"
-        " in --tls-ca of the server did not sign that certificate, or it has expired; pass a certificate of"
-        " that authority"
+        f"the server at {address} closes the connection of the program with --tls-cert"
+        f" {proof.own.files.cert}: the authority in --tls-ca of the server did not sign that certificate, it"
+        " has expired, or the server has no authority; pass a certificate of that authority, or none"
     )

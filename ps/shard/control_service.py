@@ -22,7 +22,6 @@ from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import CoordinatorCall, StoreCommand
-from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.sums import all_finite
 from hubring.ps.shard.changes import Action, Follower, StandbyLink, action, checked_path
 from hubring.ps.shard.loop import ShardLoop
@@ -35,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class ShardControl(ShardControlServicer):
-    """Serves `ShardControl` and health on the gRPC port of the shard's data.
+    """Serves `ShardControl` on the gRPC port of the shard's data.
 
     The port must be open before the shard can register, and the registration returns
     the shard's number. Calls in between wait.
@@ -44,31 +43,23 @@ class ShardControl(ShardControlServicer):
     def __init__(self) -> None:
         self._ready = threading.Event()
         self._saving = threading.Lock()
-        self._health = ShardHealth()
-        early = "the shard has not joined its server yet"
-        self._health.tell({PROCESS: "", SHARD_CONTROL: early, DATA: early})
 
     def add_to(self, server: grpc.Server) -> None:
-        """Adds the services to a server that has not started yet."""
+        """Adds the service to a server that has not started yet."""
         add_ShardControlServicer_to_server(self, server)
-        self._health.add_to(server)
 
-    def serve(
-        self, loop: ShardLoop, index: int, standby_link: StandbyLink | None = None, *, standby: bool = False
-    ) -> None:
+    def serve(self, loop: ShardLoop, index: int, standby_link: StandbyLink | None = None) -> None:
         """Begins to answer calls for shard number `index`, whose `loop` is about to run.
 
         Args:
             loop: The shard's.
             index: Its number; a standby's is that of the shard that it follows, once it follows one.
             standby_link: Connects the shard with its standby; None if it can have none.
-            standby: Whether it serves no worker before it is promoted.
         """
         self._loop = loop
         self._index = index
         self._standby_link = standby_link
         self._ready.set()
-        self._health.tell({SHARD_CONTROL: "", DATA: "a standby serves no workers" if standby else ""})
 
     # Calls that change the store.
 
@@ -85,14 +76,10 @@ class ShardControl(ShardControlServicer):
         return self._change(StoreCommand.DRAIN, request, context)
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
-        done = self._change(StoreCommand.FAIL, request, context)
-        self._health.tell({DATA: "the job has failed"})  # any client may ask
-        return done
+        return self._change(StoreCommand.FAIL, request, context)
 
     def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
-        done = self._change(StoreCommand.RESET, request, context)
-        self._health.tell({DATA: ""})
-        return done
+        return self._change(StoreCommand.RESET, request, context)
 
     # The standby.
 
@@ -117,7 +104,6 @@ class ShardControl(ShardControlServicer):
 
     def Promote(self, request: pb.PromoteRequest, context: grpc.ServicerContext) -> pb.Ack:
         self._in_loop(_if_wanted(ShardLoop.promote, context), context)
-        self._health.tell({DATA: ""})
         return pb.Ack()
 
     # Calls that only read.

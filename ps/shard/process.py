@@ -262,7 +262,7 @@ def main() -> None:
     if settings.standby:
         loop.follow(None, Follower(loop, None, registration.index).answer)
     standby_link = StandbyLink(registration.ask, registration.dismissed, settings.access.identity)
-    control.serve(loop, registration.index, standby_link, standby=settings.standby)
+    control.serve(loop, registration.index, standby_link)
     registration.keep(loop)
     sleep_as_batch()
     loop.run()

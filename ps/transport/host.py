@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import ipaddress
 import os
@@ -171,6 +172,29 @@ def network_of(address: str) -> str:
     if isinstance(found, ipaddress.IPv4Address):
         return str(found)
     return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
+
+
+def duplicate(number: int) -> socket.socket:
+    """Returns a descriptor of our own for a socket that a library may close at any time.
+
+    Raises:
+        OSError: The connection has ended, or no descriptor is free.
+    """
+    own = os.dup(number)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
+
+
+_LIBC = ctypes.CDLL(None)
+_UNSPECIFIED = (ctypes.c_ubyte * 16)()  # a sockaddr of AF_UNSPEC
+
+
+def reset(line: socket.socket) -> None:
+    """Ends a connection, and frees what the kernel has received, which is still read after `shutdown`."""
+    _LIBC.connect(line.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))  # connect(2) of AF_UNSPEC
 
 
 SECONDS = 0.5

@@ -15,9 +15,9 @@ import zmq
 
 from hubring.protos import control_pb2
 from hubring.protos import data_pb2 as pb
-from hubring.ps.security.access import unproved_access
 from hubring.ps.transport.grpc.channel import open_channel
 from tests.campaign.processes import Ports
+from tests.support.certificates import stranger_access
 
 HOST = "127.0.0.1"
 SECONDS = 0.5
@@ -148,7 +148,7 @@ class Attack:
         """Calls a method of the control plane with bytes that are not its request."""
         method = self._draw.choice(METHODS)
         address = f"{HOST}:{self._ports.control}"
-        with open_channel(address, unproved_access(address, SECONDS)) as channel:
+        with open_channel(address, stranger_access(address, 2 * SECONDS)) as channel:
             kind = channel.unary_stream if method == "Connect" else channel.unary_unary
             call: Callable[..., object] = kind(f"/hubring.v1.Control/{method}")
             content = noise(self._draw)

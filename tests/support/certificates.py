@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import ssl
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,8 +14,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from hubring.ps.config.declaration import TlsFiles
+from hubring.ps.security.access import Access
 
 SERVES, CONNECTS = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
+
+
+def stranger_access(address: str, seconds: float, secret: str = "") -> Access:
+    """Returns the access of a stranger, who trusts whatever certificate the server shows. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    return Access(secret, ssl.get_server_certificate((host, int(port)), timeout=seconds).encode())
 
 
 class Authority:

@@ -10,20 +10,15 @@ from typing import Any
 import psutil
 import pytest
 
-from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.observe.health import probe
 from tests.campaign.processes import listening, ports
-from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 ATTACKS = (
-    *("calls", "wrong_tokens", "streams", "large_calls", "idle_probes", "long_probes", "unread_probes"),
-    *("deaf_calls", "deaf_probes"),
+    *("calls", "wrong_tokens", "streams", "large_calls", "continuations"),
     *("noise", "connections", "half_open", "pages", "zmq_frames", "zmq_handshakes", "shared_memory"),
 )
-PROBED = ("calls", "streams", "idle_probes", "long_probes", "unread_probes", "deaf_probes")
-"""Attacks that leave connections for others, so that the probes of an engine are answered meanwhile."""
 MOST_BYTES = 64 << 20
 WORKERS = 2
 MOST_LINES = 150
@@ -37,16 +32,10 @@ class Watch:
     Args:
         status: Asks the server, on a connection that is older than the flood, as a member's is.
         pids: Those of server and shard.
-        probed: The server's address if its health is probed meanwhile; otherwise empty.
-
-    Attributes:
-        refused: What the probes were told that the server did not answer.
     """
 
-    def __init__(self, status: Callable[[], dict[str, Any]], pids: list[int], probed: str = "") -> None:
-        self.refused: list[str] = []
+    def __init__(self, status: Callable[[], dict[str, Any]], pids: list[int]) -> None:
         self._status = status
-        self._probed = probed
         self._processes = [psutil.Process(pid) for pid in pids]
         self._before = self._most = self._memory()
         self._ages: list[float] = []
@@ -78,7 +67,6 @@ class Watch:
         """Measures while the body runs."""
         self._since = max(self.steps(), default=0)
         looks = [(SAMPLE_SECONDS, self._sample), (STATUS_SECONDS, self.steps)]
-        looks += [(STATUS_SECONDS, self._probe)] if self._probed else []
         threads = [threading.Thread(target=self._repeat, args=look) for look in looks]
         for thread in threads:
             thread.start()
@@ -92,12 +80,6 @@ class Watch:
     def _repeat(self, seconds: float, look: Callable[[], object]) -> None:
         while not self._over.wait(seconds):
             look()
-
-    def _probe(self) -> None:
-        try:
-            probe(self._probed, "", PATIENCE)
-        except ServerUnreachable as error:
-            self.refused.append(str(error))
 
     def _sample(self) -> None:
         self._most = max(self._most, self._memory())
@@ -156,7 +138,7 @@ def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) 
         pids = processes_of(server, pair[0], status)
         places = places_of(address, pids[0], pids[1:])
         for attack in ATTACKS:
-            watch = Watch(status, pids, address if attack in PROBED else "")
+            watch = Watch(status, pids)
             with watch.flood():
                 sent = cluster.run(attack, "tests.support.scripts.flood", attack, *places).done()
             print(
@@ -165,6 +147,5 @@ def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) 
             assert "allowed" not in sent
             pair[0].until(watch.go_on, "more steps of all workers")
             assert watch.growth <= MOST_BYTES, attack
-            assert not watch.refused, attack
     assert all(program.process.poll() is None for program in (server, *pair))
     assert "is lost" not in server.said()

@@ -11,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hubring.ps.observe.health import probe
-from hubring.ps.security.access import unproved_access
+from hubring.ps.security.access import find_access
+from hubring.ps.security.guard import Role
 from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.cluster import PATIENCE, Cluster, Program
 from tests.support.processes.stopwatch import Stopwatch
@@ -20,8 +21,11 @@ pytestmark = pytest.mark.slow
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-OF_A_HUB = ("", "hubring.v1.Control", "hubring.v1.Data", "ready")
-OF_A_SHARD = ("", "hubring.v1.ShardControl", "hubring.v1.Data")
+SERVICES = ("", "hubring.v1.Control", "hubring.v1.Data", "ready")
+
+
+def asking(address: str) -> grpc.Channel:
+    return open_channel(address, find_access(address, Role.READER, None, PATIENCE))
 
 
 def until(channel: grpc.Channel, service: str, wanted: int) -> None:
@@ -38,29 +42,25 @@ def probed(cluster: Cluster, address: str, service: str = "") -> Program:
     return cluster.run(f"probe{number}", "hubring.ps.cli", "health", address, *flags)
 
 
-def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
+def test_all_services_are_probed(cluster: Cluster) -> None:
     _, address = cluster.server("--shards", "2")
-    with open_channel(address, unproved_access(address, PATIENCE)) as channel:
+    with asking(address) as channel:
         until(channel, "hubring.v1.Data", SERVING)
-    shards = [shard["address"] for shard in cluster.status(address)["shards"]]
-    assert len(shards) == 2
-    for at, services in ((address, OF_A_HUB), *((shard, OF_A_SHARD) for shard in shards)):
-        for service in services:
-            probe(at, service, PATIENCE)
+        for service in SERVICES:
+            probe(channel, address, service, PATIENCE)
     assert probed(cluster, address).done() == {"address": address, "service": "", "serving": True}
-    assert probed(cluster, shards[1], "hubring.v1.Data").done()["serving"]
     assert "no service 'data'" in probed(cluster, address, "data").done(2)["error"]
 
 
 def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster) -> None:
     server, address = cluster.server()
     (worker,) = cluster.held(address, count=1)
-    with open_channel(address, unproved_access(address, PATIENCE)) as channel:
+    with asking(address) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         until(channel, "ready", SERVING)
         server.process.send_signal(signal.SIGTERM)
         until(channel, "ready", NOT_SERVING)
-    probe(address, "hubring.v1.Data", PATIENCE)  # the job goes on to its next step
+        probe(channel, address, "hubring.v1.Data", PATIENCE)  # the job goes on to its next step
     refused = probed(cluster, address, "ready").done(69)["error"]
     assert refused == f"ready at {address} is NOT_SERVING: the server is stopping"
     cluster.go.touch()
@@ -72,7 +72,7 @@ def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster) -> None:
 def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster) -> None:
     server, address = cluster.server("--shards", "2", "--lease", "60")  # it lives until its worker has left
     (worker,) = cluster.held(address, count=1)
-    with open_channel(address, unproved_access(address, PATIENCE)) as channel:
+    with asking(address) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         os.kill(cluster.status(address)["shards"][1]["pid"], signal.SIGKILL)
         until(channel, "hubring.v1.Data", NOT_SERVING)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 
 from hubring.ps.core import bounds
 from hubring.ps.security.access import NO_ACCESS, Access
-from hubring.ps.security.certificate import Identity
-from hubring.ps.security.guard import AsyncBearer, Bearer
+from hubring.ps.security.certificate import Identity, secret_authority, secret_certificate
+from hubring.ps.security.guard import AsyncBearer, Bearer, Guard
+from hubring.ps.transport.grpc.newcomers import HANDSHAKE_MS, MOST
 
 Options = Sequence[tuple[str, int]]
 
@@ -17,7 +19,7 @@ _ALWAYS = (("grpc.enable_http_proxy", 0),)
 """Servers and shards are on the job's network. A proxy configured for the web would block them."""
 
 STRANGERS = (
-    ("grpc.server_handshake_timeout_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
     ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
@@ -52,7 +54,8 @@ def open_async_channel(address: str, access: Access = NO_ACCESS, options: Option
 
 
 def _trust(access: Access) -> grpc.ChannelCredentials:
-    key, certificate = (access.identity.key, access.identity.certificate) if access.identity else (None, None)
+    identity = access.identity or (secret_certificate(access.secret) if access.secret else None)
+    key, certificate = (identity.key, identity.certificate) if identity else (None, None)
     return grpc.ssl_channel_credentials(access.certificate, key, certificate)
 
 
@@ -60,17 +63,35 @@ def _expects(access: Access) -> tuple[str, str]:
     return "grpc.ssl_target_name_override", access.name  # an address may have other names
 
 
-def server_credentials(identity: Identity, authority: bytes = b"") -> grpc.ServerCredentials:
-    """Returns what a server needs to encrypt, and to let in only clients of an authority, if there is one."""
+def server_credentials(identity: Identity, guard: Guard, authority: bytes = b"") -> grpc.ServerCredentials:
+    """Returns what a server needs to encrypt, and to let in only those that prove themselves first.
+
+    Args:
+        identity: What the server shows.
+        guard: Knows the secrets that prove a client, which a rotation may change.
+        authority: Whose certificates prove one instead, as PEM; empty for none.
+    """
     pair = identity.key, identity.certificate
-    return grpc.ssl_server_credentials([pair], authority or None, require_client_auth=bool(authority))
+    if authority:
+        return grpc.ssl_server_credentials([pair], authority, require_client_auth=True)
+    trusted = guard.known
+
+    def configuration() -> Any:
+        roots = b"".join(map(secret_authority, trusted))
+        return grpc.ssl_server_certificate_configuration([pair], roots)
+
+    def changed() -> Any:  # asked before each handshake
+        nonlocal trusted
+        if trusted is guard.known:
+            return None
+        trusted = guard.known
+        return configuration()
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), changed, require_client_authentication=True)
 
 
-SPARE_CONNECTIONS = 64
-"""Connections of command lines and probes.
-
-A stranger's takes up to 1 MB: its handshake, 10,000 acknowledgements that it does not read, and its calls.
-"""
+SPARE_CONNECTIONS = 64 + 3 * MOST
+"""Connections of command lines and probes, and of strangers between two looks of `Newcomers`: 57 kB each."""
 
 CONTROL_CALLS = 32
 """Maximum number of open calls of one connection. A refused one takes 21 kB until its caller has read why.

@@ -25,6 +25,7 @@ from hubring.ps.security.guard import ThreadGuard, in_threads
 from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
+from hubring.ps.transport.grpc.newcomers import MOST, Newcomers
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import Backlog, Outbox, weigh
 from hubring.ps.transport.polling import Bell
@@ -152,11 +153,11 @@ CONTROL_THREADS = 32
 MAX_CALLS = MAX_STREAMS + 4096
 """Maximum number of open streams and calls of one listener. A refused call takes 0.2 ms."""
 
-MAX_CONNECTIONS = MAX_STREAMS + 64
-"""Maximum number of TCP connections of one listener. A stream has a connection of its own. The
-coordinator and probes use the others.
+MAX_CONNECTIONS = MAX_STREAMS + 3 * MOST
+"""Maximum number of TCP connections of one listener. A stream has a connection of its own. The coordinator
+uses another one, and strangers the others, until `Newcomers` closes them.
 
-A connection costs some 57 kB, even if it never completes a TLS handshake: 47 MB if strangers take all.
+A connection costs some 57 kB, even if it never completes a TLS handshake.
 
 A listener takes at most a quarter of the process's descriptors for them.
 """
@@ -223,6 +224,7 @@ class GrpcListener:
         self.waitable = self._bell.waitable
         self._rejections = rejections
         self._streams = OpenStreams(rejections)
+        self._newcomers = Newcomers(rejections)
         self._stream_threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc stream")
         self._control_threads = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="grpc control")
         guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard, rejections)]
@@ -246,8 +248,9 @@ class GrpcListener:
         try:
             wanted = f"unix:{place}" if on_host else f"{bracketed(here)}:0"
             if lock is not None and lock.identity is not None:
-                credentials = server_credentials(lock.identity, lock.authority)
+                credentials = server_credentials(lock.identity, lock.guard, lock.authority)
                 port = self._server.add_secure_port(wanted, credentials)
+                self._newcomers.begin(port)
             else:
                 port = self._server.add_insecure_port(wanted)
         except RuntimeError as error:
@@ -274,6 +277,7 @@ class GrpcListener:
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serves one stream. Runs in gRPC's thread until the stream ends."""
         stream = OpenStream(context.peer(), time.monotonic())
+        self._newcomers.admit(stream.peer)
         if not self._streams.take(stream):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open; close some first")
         context.send_initial_metadata((GREETING,))
@@ -313,6 +317,7 @@ class GrpcListener:
         self._bell.ring()
 
     def close(self) -> None:
+        self._newcomers.close()
         self._streams.end()
         self._server.stop(grace=1.0).wait()
         self._stream_threads.shutdown(wait=False)

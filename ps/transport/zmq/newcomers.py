@@ -10,7 +10,6 @@ most what the mechanism sends before it.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import select
 import socket
@@ -24,25 +23,15 @@ from zmq.utils.monitor import parse_monitor_message
 
 from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
-from hubring.ps.transport.host import network_of
+from hubring.ps.transport.host import duplicate, network_of, reset
 from hubring.ps.transport.zmq.socket import (
     HANDSHAKE_MS,
     HANDSHAKE_RECEIVED,
     counts,
     descriptor_of,
-    duplicate,
     has_message,
     release_freed_memory,
 )
-
-_LIBC = ctypes.CDLL(None)
-_UNSPECIFIED = (ctypes.c_ubyte * 16)()  # a sockaddr of AF_UNSPEC
-
-
-def reset(line: socket.socket) -> None:
-    """Ends a connection, and frees what the kernel has received, which ZeroMQ would read after `shutdown`."""
-    _LIBC.connect(line.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))  # connect(2) of AF_UNSPEC
-
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ payload, the next one follows.
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 import struct
 import threading
@@ -300,20 +299,6 @@ class Counts(NamedTuple):
     closed: bool
     received: int
     sent: int
-
-
-def duplicate(number: int) -> socket.socket:
-    """Returns a descriptor of our own for ZeroMQ's, which ZeroMQ may close at any time.
-
-    Raises:
-        OSError: The connection has ended, or no descriptor is free.
-    """
-    own = os.dup(number)
-    try:
-        return socket.socket(fileno=own)
-    except OSError:
-        os.close(own)
-        raise
 
 
 def counts(line: socket.socket) -> Counts:

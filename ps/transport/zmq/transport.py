@@ -21,6 +21,7 @@ from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
 from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.transport.base import DamagedHeader, Message
+from hubring.ps.transport.host import duplicate
 from hubring.ps.transport.memory.mapping import Arena, plain_memory
 from hubring.ps.transport.memory.window import Window, Windows
 from hubring.ps.transport.outbox import WINDOW, Outbox
@@ -38,7 +39,6 @@ from hubring.ps.transport.zmq.socket import (
     Sockets,
     counts,
     descriptor_of,
-    duplicate,
     has_message,
     message_of,
     pass_to_zmq,

@@ -1,27 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from hubring.protos import control_pb2 as pb
-from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY, SHARD_CONTROL, probe
-from hubring.ps.shard.control_service import ShardControl
-from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.store.consistency import BSP
-from hubring.ps.transport.grpc.channel import open_channel
-from tests.ps.observe.health_hub import SOON, HealthHub, ask
+from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY, HubHealth, probe
+from hubring.ps.transport.grpc.channel import open_async_channel, open_channel
 from tests.support.fakes.coordinator import Hub
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SOON = 10.0
 FINE = {PROCESS: "", CONTROL: "", DATA: "", READY: ""}
 
 
@@ -66,6 +59,37 @@ async def test_a_failed_job_takes_nobody_in_until_the_next_one() -> None:
 # A hub that is asked.
 
 
+def ask(service: str = "") -> Any:
+    return health_pb2.HealthCheckRequest(service=service)
+
+
+class HealthHub:
+    """A server of a hub's health, and a channel to it."""
+
+    async def __aenter__(self) -> HealthHub:
+        self.health = HubHealth()
+        self.health.tell({READY: "waiting"})
+        self._server = grpc.aio.server()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        await self._server.start()
+        self.channel = open_async_channel(self.address)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+        await self._server.stop(None)
+
+    async def status(self, service: str) -> int:
+        stub = health_pb2_grpc.HealthStub(self.channel)
+        return int((await stub.Check(ask(service), timeout=SOON)).status)
+
+
+def probed(address: str, service: str) -> None:
+    with open_channel(address) as channel:
+        probe(channel, address, service, SOON)
+
+
 async def test_check_tells_each_service_apart() -> None:
     async with HealthHub() as hub:
         hub.health.tell({**FINE, DATA: "waiting for 1 of 2 shards"})
@@ -83,10 +107,10 @@ async def test_a_probe_says_who_is_not_serving_and_why() -> None:
     async with HealthHub() as hub:
         hub.health.tell(FINE)
         for service in FINE:
-            await asyncio.to_thread(probe, hub.address, service, SOON)
+            await asyncio.to_thread(probed, hub.address, service)
         hub.health.tell({DATA: "shard 1 (bücher pid 7) sends no heartbeat"})
         with pytest.raises(ServerUnreachable) as refused:
-            await asyncio.to_thread(probe, hub.address, DATA, SOON)
+            await asyncio.to_thread(probed, hub.address, DATA)
         assert str(refused.value) == (
             f"{DATA} at {hub.address} is NOT_SERVING: shard 1 (bücher pid 7) sends no heartbeat"
         )
@@ -97,63 +121,7 @@ async def test_a_probe_of_another_server_points_at_the_port() -> None:
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
-        with pytest.raises(ServerUnreachable, match=f"the server at {address} is neither a hub nor a"):
-            await asyncio.to_thread(probe, address, PROCESS, SOON)
+        with pytest.raises(ServerUnreachable, match=f"the server at {address} is no hub; check the port"):
+            await asyncio.to_thread(probed, address, PROCESS)
     finally:
         await server.stop(None)
-
-
-# A shard that is asked.
-
-
-class Shard:
-    """A shard's control on a port of its own, before its hub has taken it in."""
-
-    def __init__(self) -> None:
-        self.control = ShardControl()
-        self._loop = ShardLoop(BSP(), [])
-        self._thread = threading.Thread(target=self._loop.run)
-        self._server = grpc.server(ThreadPoolExecutor(4))
-        self.control.add_to(self._server)
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-        self._thread.start()
-
-    def begin(self) -> None:
-        self.control.serve(self._loop, 0)
-
-    def end(self) -> None:
-        self._loop.stop()
-        self._thread.join(SOON)
-        self._server.stop(None).wait(SOON)
-
-
-@pytest.fixture
-def shard() -> Iterator[Shard]:
-    shard = Shard()
-    yield shard
-    shard.end()
-
-
-def test_a_shard_serves_once_it_has_its_place(shard: Shard) -> None:
-    probe(shard.address, PROCESS, SOON)
-    for service in (SHARD_CONTROL, DATA):
-        with pytest.raises(
-            ServerUnreachable, match=f"{service} at .* the shard has not joined its server yet"
-        ):
-            probe(shard.address, service, SOON)
-    shard.begin()
-    for service in (PROCESS, SHARD_CONTROL, DATA):
-        probe(shard.address, service, SOON)
-
-
-def test_a_shard_whose_job_failed_serves_no_data_until_the_next_one(shard: Shard) -> None:
-    shard.begin()
-    with open_channel(shard.address) as channel:
-        probe(shard.address, DATA, SOON)
-        ShardControlStub(channel).Fail(pb.FailRequest(text="rank 1 was lost"), timeout=SOON)
-        with pytest.raises(ServerUnreachable, match=f"{DATA} at .* the job has failed$"):
-            probe(shard.address, DATA, SOON)
-        probe(shard.address, SHARD_CONTROL, SOON)
-        ShardControlStub(channel).Reset(pb.ResetRequest(), timeout=SOON)
-        probe(shard.address, DATA, SOON)

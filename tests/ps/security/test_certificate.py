@@ -29,11 +29,12 @@ from hubring.ps.security.access import (
     look_seconds,
 )
 from hubring.ps.security.certificate import check_key, make_certificate
-from hubring.ps.security.guard import Role
-from hubring.ps.security.handshake import Proof, ServerCertificate, fetch, peek
+from hubring.ps.security.guard import Guard, Role
+from hubring.ps.security.handshake import Proof, ServerCertificate, fetch
 from hubring.ps.security.keyring import make_files
 from hubring.ps.security.token_file import draw_tokens
-from tests.ps.security.health_server import SECONDS, asks, serving
+from hubring.ps.transport.grpc.channel import server_credentials
+from tests.ps.security.health_server import SECONDS, SECRET, asks, serving
 from tests.support.processes.stopwatch import Stopwatch
 
 DIGEST = "0123456789abcdef" * 4
@@ -43,16 +44,41 @@ def test_a_client_fetches_the_certificate_of_its_token_and_talks_to_no_other() -
     own, other = make_certificate(), make_certificate()
     assert own.digest != other.digest
     with serving(own) as address:
-        assert (
-            fetch(address, Proof(own.digest), SECONDS)
-            == ServerCertificate(own.certificate)
-            == peek(address, SECONDS)
-        )
-        assert asks(address, Access(certificate=own.certificate)) == health_pb2.HealthCheckResponse.SERVING
+        found = fetch(address, Proof(own.digest, secret=SECRET), SECONDS)
+        assert found == ServerCertificate(own.certificate)
+        assert asks(address, Access(SECRET, own.certificate)) == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(ConfigError, match="certificate mismatch at"):
-            fetch(address, Proof(other.digest), SECONDS)
+            fetch(address, Proof(other.digest, secret=SECRET), SECONDS)
         with pytest.raises(grpc.RpcError):
-            asks(address, Access(certificate=other.certificate))
+            asks(address, Access(SECRET, other.certificate))
+
+
+@pytest.mark.parametrize("secret", ["", SECRET[::-1]])
+def test_a_server_closes_the_connection_of_a_client_that_has_no_secret_of_its(secret: str) -> None:
+    """Before it reads anything that the client sends."""
+    own = make_certificate()
+    with serving(own) as address:
+        with pytest.raises(ConfigError, match="it does not know the token, or wants a certificate of its"):
+            fetch(address, Proof(own.digest, secret=secret), SECONDS)
+        with pytest.raises(grpc.RpcError) as refused:
+            asks(address, Access(secret, own.certificate))
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_rotation_changes_which_clients_are_let_in_and_keeps_members() -> None:
+    own, new = make_certificate(), SECRET[::-1]
+    guard = Guard({Role.WORKER: SECRET})
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads)
+        port = server.add_secure_port("127.0.0.1:0", server_credentials(own, guard))
+        server.start()
+        address = f"127.0.0.1:{port}"
+        with pytest.raises(ConfigError):
+            fetch(address, Proof(own.digest, secret=new), SECONDS)
+        guard.rotate({Role.WORKER: new})
+        for secret in (SECRET, new):
+            assert fetch(address, Proof(own.digest, secret=secret), SECONDS).certificate == own.certificate
+        server.stop(None).wait()
 
 
 def test_no_server_is_no_other_server() -> None:
@@ -112,12 +138,14 @@ def test_a_token_file_that_is_not_there_yet_is_waited_for_with_a_word(
 ) -> None:
     tokens = tmp_path / "tokens"
     own = make_certificate()
-    with serving(own) as address, ThreadPoolExecutor(1) as thread:
+    drawn = draw_tokens(own.digest)
+    known = [token.secret for token in drawn.values()]
+    with serving(own, secrets=known) as address, ThreadPoolExecutor(1) as thread:
         found = thread.submit(find_access, address, Role.WORKER, tokens, 60.0)
         while f"for {tokens}, the file with the server's token" not in caplog.text:
             assert not found.done(), found.result()
             time.sleep(0.01)
-        token_file.write_tokens(tokens, draw_tokens(own.digest))
+        token_file.write_tokens(tokens, drawn)
         assert found.result().secret
 
 

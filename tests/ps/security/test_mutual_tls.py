@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2
 
 from hubring.ps.config.declaration import TlsFiles
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.observe.health import probe
 from hubring.ps.security import handshake, token_file
 from hubring.ps.security.access import find_access
 from hubring.ps.security.certificate import NO_CERTIFICATE, OwnCertificate, load_certificate, make_certificate
@@ -24,8 +23,9 @@ from tests.support.certificates import Authority
 HERE = "127.0.0.1"
 
 
-def serving(own: OwnCertificate) -> AbstractContextManager[str]:
-    return health_server.serving(own.identity or make_certificate(), own.authority)
+def serving(own: OwnCertificate, tokens: Path | None = None) -> AbstractContextManager[str]:
+    known = [token.secret for token in token_file.read_tokens(tokens).values()] if tokens else [""]
+    return health_server.serving(own.identity or make_certificate(), own.authority, known)
 
 
 @pytest.fixture(name="ours")
@@ -56,7 +56,6 @@ def test_both_ends_show_certificates_of_one_authority(ours: Authority, tokens: P
     with serving(load_certificate(ours.sign("server", "localhost", HERE), serves=True)) as address:
         there = address.replace(HERE, host)
         assert asks(there, tokens, client(ours.sign("client"))) == health_pb2.HealthCheckResponse.SERVING
-        probe(there, "", SECONDS, client(ours.sign("client")))
 
 
 def test_an_intermediate_follows_the_certificate_that_it_signed(
@@ -72,16 +71,16 @@ def test_an_intermediate_follows_the_certificate_that_it_signed(
 
 def test_a_server_may_want_no_certificate(ours: Authority, tokens: Path) -> None:
     own = load_certificate(ours.sign("server", HERE)._replace(ca=None), serves=True)
-    with serving(own) as address:
+    with serving(own, tokens) as address:
         found = asks(address, tokens, client(TlsFiles(ca=ours.file)))
         assert found == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_without_an_authority_the_token_proves_an_own_certificate(ours: Authority, tmp_path: Path) -> None:
-    own = load_certificate(ours.sign("server", "server.example"), serves=True)
+    own = load_certificate(ours.sign("server", "server.example")._replace(ca=None), serves=True)
     assert own.identity is not None
     token_file.write_tokens(tmp_path / "pinned", draw_tokens(own.identity.digest))
-    with serving(own) as address:
+    with serving(own, tmp_path / "pinned") as address:
         files = ours.sign("client")._replace(ca=None)
         assert asks(address, tmp_path / "pinned", client(files)) == health_pb2.HealthCheckResponse.SERVING
 
@@ -105,7 +104,7 @@ def test_tokens_of_this_users_server_need_no_name(ours: Authority, tmp_path: Pat
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("another authority's", r"closes the connection of the program with --tls-cert .*client\.pem"),
+        ("no authority", r"closes the connection of this program: .* or pass --tls-cert, --tls-key and"),
         ("address", r"IP address mismatch, certificate is not valid for '127\.0\.0\.1'; use a name in its"),
         ("pinned", r"is not signed by the authority in --tls-ca .*; if the server makes its own"),
     ],
@@ -113,14 +112,13 @@ def test_tokens_of_this_users_server_need_no_name(ours: Authority, tmp_path: Pat
 def test_no_secret_is_for_a_server_that_does_not_fit(
     ours: Authority, tokens: Path, tmp_path: Path, case: str, message: str
 ) -> None:
-    theirs = Authority(tmp_path / "theirs").sign("client")._replace(ca=None)
     wanting = load_certificate(ours.sign("server", "localhost", HERE), serves=True)
     server, files = {
-        "another authority's": (wanting, theirs),
+        "no authority": (wanting, ours.sign("client")._replace(ca=None)),
         "address": (load_certificate(ours.sign("named", "node1"), serves=True), ours.sign("client")),
         "pinned": (NO_CERTIFICATE, TlsFiles(ca=ours.file)),
     }[case]
-    if case == "another authority's":
+    if case == "no authority":
         assert server.identity is not None
         tokens.unlink()
         token_file.write_tokens(tokens, draw_tokens(server.identity.digest))
@@ -137,7 +135,7 @@ def test_a_late_end_of_a_handshake_is_no_refusal(ours: Authority, monkeypatch: p
 
 def test_an_insecure_client_of_a_server_with_an_authority_learns_what_is_missing(ours: Authority) -> None:
     own = load_certificate(ours.sign("server", HERE), serves=True)
-    words = "asks for tokens and encrypts; remove --insecure, and pass --tls-cert, --tls-key and --tls-ca"
+    words = "asks for tokens and encrypts; remove --insecure"
     with serving(own) as address, pytest.raises(ConfigError, match=words):
         find_access(address, Role.WORKER, None, SECONDS, insecure=True)
 
@@ -155,9 +153,3 @@ def test_a_copied_token_is_no_proof_of_a_server_that_renewed_its_certificate(
     words = "file again, or pass --tls-ca, if the server has a certificate of your authority"
     with serving(own) as address, pytest.raises(ConfigError, match=words):
         find_access(address, Role.WORKER, tokens, SECONDS)
-
-
-def test_a_probe_without_a_certificate_says_so(ours: Authority) -> None:
-    own = load_certificate(ours.sign("server", HERE), serves=True)
-    with serving(own) as address, pytest.raises(ServerUnreachable, match="pass --tls-cert and --tls-key"):
-        probe(address, "", SECONDS)

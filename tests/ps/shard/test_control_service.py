@@ -200,7 +200,7 @@ def test_a_standby_that_follows_a_shard_before_it_serves_keeps_that_shard_s_numb
     with ThreadPoolExecutor(1) as pool:
         early = pool.submit(control.Follow, follow, CALLER)
         assert not wait([early], 0.2).done
-        control.serve(loop, 0, standby=True)
+        control.serve(loop, 0)
         early.result(SOON)
     control.Promote(pb.PromoteRequest(), CALLER)
     assert save(control, tmp_path).file == "shard-1.safetensors"
@@ -210,7 +210,7 @@ def test_late_calls_of_a_coordinator_that_was_killed_change_no_standby(loop: Sha
     control, late = ShardControl(), Caller()
     dead: Any = late
     late.killed = True
-    control.serve(loop, 0, standby=True)
+    control.serve(loop, 0)
     control.Follow(pb.FollowRequest(shard=1, stream=b"current"), CALLER)
     control.Follow(pb.FollowRequest(shard=2, stream=b"of the dead"), dead)
     control.Promote(pb.PromoteRequest(), dead)
@@ -219,7 +219,7 @@ def test_late_calls_of_a_coordinator_that_was_killed_change_no_standby(loop: Sha
 
 def test_a_standby_that_follows_another_shard_forgets_what_it_knew(loop: ShardLoop) -> None:
     control = ShardControl()
-    control.serve(loop, 0, standby=True)
+    control.serve(loop, 0)
     control.SetPlan(PLAN, CALLER)
     control.Drain(pb.DrainRequest(), CALLER)
     control.Follow(pb.FollowRequest(shard=1, stream=b"secret"), CALLER)

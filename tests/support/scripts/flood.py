@@ -16,20 +16,18 @@ import ssl
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
-from grpc_health.v1 import health_pb2
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.security.access import NO_ACCESS, Access, unproved_access
+from hubring.ps.security.access import NO_ACCESS, Access
 from hubring.ps.transport.grpc.channel import open_async_channel
 from hubring.ps.transport.zmq.socket import PART_BYTES
-from tests.support.transports.http2 import deaf_calls, unread_calls
+from tests.support.certificates import stranger_access
+from tests.support.transports.http2 import CONTINUATIONS, endless_headers
 
 NOBODY = 65534
 SECONDS = 6.0
@@ -37,7 +35,6 @@ SECONDS = 6.0
 ANSWER_SECONDS = 2.0
 STREAMS = 1100
 CONNECTIONS = 3000
-DEAF_CONNECTIONS, DEAF_CALLS = 300, 300
 HANDSHAKES = 200
 """Connections that each fill what ZeroMQ reads of one command."""
 MEBI = 1 << 20
@@ -45,11 +42,6 @@ GREETING = b"\xff" + bytes(7) + b"\x01\x7f\x03\x01"
 """The start of ZeroMQ's protocol, version 3.1; a mechanism of 20 bytes, a role and 31 bytes follow."""
 LONG, MORE, COMMAND = 2, 1, 4
 Call = Callable[..., Any]
-WATCH = "/grpc.health.v1.Health/Watch"
-CHECK = "/grpc.health.v1.Health/Check"
-NO_SERVICE = health_pb2.HealthCheckRequest(service="no such service").SerializeToString()
-STATUS = "/hubring.v1.Control/Status"
-REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 METHODS = ("Join", "Heartbeat", "Plan", "Rendezvous", "Status", "Checkpoint")
 
 
@@ -124,80 +116,25 @@ class Flood:
                 call: Call = channel.unary_unary(f"/hubring.v1.{name}")
                 await asyncio.gather(*(self._note(call(large, timeout=SECONDS / 2)) for _ in range(4)))
 
-    async def idle_probes(self) -> None:
-        """Probes and streams of probes that never send a message."""
+    async def continuations(self) -> None:
+        """Headers that do not end, on connections that have not proved who they are."""
 
-        async def never() -> AsyncIterator[bytes]:
-            await asyncio.Event().wait()
-            yield b""
+        def send(port: int) -> None:
+            with suppress(OSError), endless_headers(f"{self._at.host}:{port}") as line:
+                while time.monotonic() < self._ends:
+                    line.sendall(CONTINUATIONS)
+                    self.count["MB sent"] += 1
 
-        def calls(channel: grpc.aio.Channel, number: int) -> list[Awaitable[object]]:
-            check: Call = channel.stream_unary(CHECK)
-            return [
-                *(check(never(), timeout=SECONDS / 2) for _ in range(20)),
-                *(_idle(channel.stream_stream(WATCH), SECONDS / 2) for _ in range(10)),
-                *(_idle(channel.stream_stream(REFLECTION), SECONDS / 2) for _ in range(20)),
-            ]
-
-        await self._probes(calls)
-
-    async def long_probes(self) -> None:
-        """Probes and streams of probes whose message has 1 MiB."""
-
-        def calls(channel: grpc.aio.Channel, number: int) -> list[Awaitable[object]]:
-            name = f"{number:04}" + "x" * MEBI
-            long = health_pb2.HealthCheckRequest(service=name).SerializeToString()
-            check: Call = channel.unary_unary(CHECK)
-            return [
-                *(check(long, timeout=SECONDS / 2) for _ in range(2)),
-                *(_idle(channel.stream_stream(WATCH), SECONDS / 2, iter([long])) for _ in range(2)),
-            ]
-
-        await self._probes(calls)
-
-    async def unread_probes(self) -> None:
-        """Probes whose caller does not read the replies."""
-        calls = partial(unread_calls, method=CHECK, message=b"", count=50)
-        await self._hold_calls(calls, [self._at.control, *self._at.data], STREAMS // 50)
-
-    async def deaf_calls(self) -> None:
-        """Calls without a token on connections that read nothing, as many as the server accepts."""
-        calls = partial(deaf_calls, method=STATUS, message=b"", count=DEAF_CALLS)
-        await self._hold_calls(calls, [self._at.control], DEAF_CONNECTIONS)
-
-    async def deaf_probes(self) -> None:
-        """Probes of a service that there is not, on connections that read nothing."""
-        calls = partial(deaf_calls, method=CHECK, message=NO_SERVICE, count=DEAF_CALLS)
-        await self._hold_calls(calls, [self._at.control, *self._at.data], STREAMS // 50)
-
-    async def _hold_calls(
-        self, calls: Callable[..., socket.socket], ports: list[int], connections: int
-    ) -> None:
-        with ExitStack() as stack:
-            for port in ports:
-                for _ in range(connections):
-                    with suppress(OSError):
-                        stack.enter_context(calls(f"{self._at.host}:{port}", tls=True))
-                        self.count["connections"] += 1
-            await asyncio.sleep(max(0.0, self._ends - time.monotonic()))
-
-    async def _probes(self, calls: Callable[[grpc.aio.Channel, int], list[Awaitable[object]]]) -> None:
-        async with Channels() as channels:
-            for port in (self._at.control, *self._at.data):
-                for number in range(STREAMS // 50):
-                    channel = self._channel(port)
-                    channels.add(channel)
-                    channels.tasks += [
-                        asyncio.create_task(self._note(call)) for call in calls(channel, number)
-                    ]
+        ports = [self._at.control, *self._at.data]
+        await asyncio.gather(*(asyncio.to_thread(send, port) for port in ports for _ in range(4)))
 
     def _channel(self, port: int) -> grpc.aio.Channel:
         """Opens a channel with a connection of its own, as a program without a token can."""
         address = f"{self._at.host}:{port}"
         if port not in self._access:
             self._access[port] = NO_ACCESS
-            with suppress(ServerUnreachable):  # a port of ZeroMQ
-                self._access[port] = unproved_access(address, ANSWER_SECONDS)
+            with suppress(OSError):  # a port of ZeroMQ
+                self._access[port] = stranger_access(address, ANSWER_SECONDS)
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
         return open_async_channel(address, self._access[port], options)
 
@@ -318,9 +255,8 @@ class Channels:
             await channel.close()
 
 
-async def _idle(call: Call, seconds: float, messages: Iterator[bytes] | None = None) -> None:
-    stream = call(messages, timeout=seconds)
-    async for _ in stream:
+async def _idle(call: Call, seconds: float) -> None:
+    async for _ in call(timeout=seconds):
         pass
 
 

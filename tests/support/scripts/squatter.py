@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from hubring.ps.security.certificate import make_certificate
+from hubring.ps.security.guard import Guard
 from hubring.ps.transport.grpc.channel import server_credentials
 
 
@@ -31,7 +32,7 @@ def main(port: str, kind: str, file: str) -> None:
     server = grpc.server(ThreadPoolExecutor(4), interceptors=[_Listener(file)])
     place = f"127.0.0.1:{port}"
     if kind == "tls":
-        server.add_secure_port(place, server_credentials(make_certificate()))
+        server.add_secure_port(place, server_credentials(make_certificate(), Guard({})))
     else:
         server.add_insecure_port(place)
     server.start()

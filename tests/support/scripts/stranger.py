@@ -23,11 +23,11 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos import data_pb2
 from hubring.protos.control_pb2_grpc import ControlStub, ShardControlStub
 from hubring.ps.core.types import PROTOCOL
-from hubring.ps.security.access import Access, unproved_access
-from hubring.ps.security.handshake import peek
+from hubring.ps.security.access import Access
 from hubring.ps.transport.base import Message, sealed
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import to_frames
+from tests.support.certificates import stranger_access
 
 NOBODY = 65534
 SECONDS = 5.0
@@ -137,8 +137,7 @@ def main(server: str, token_file: str, shard: int) -> None:
     bound = [row for row in table(shard, "unix") if len(row) > 7 and f"socket:[{row[6]}]" in inodes]
     names = [row[7][1:] for row in bound if row[7][0] == "@"]
     paths = [row[7] for row in bound if row[7][0] == "/"]
-    peer = peek(server, SECONDS)
-    access = Access("", peer.certificate, peer.name)
+    access = stranger_access(server, SECONDS)
     for module in iter_modules(grpc.__path__, "grpc."):  # another user may not read the folder, even later
         if module.name.startswith("grpc._"):
             import_module(module.name)
@@ -154,17 +153,16 @@ def main(server: str, token_file: str, shard: int) -> None:
                 tries[f"{name} {secret[:1]}"] = outcome(partial(call, ControlStub(channel), name, request))
     for port in ports:
         address = f"{host}:{port}"
-        access = unproved_access(address, SECONDS)
-        with open_channel(address, access) as channel:
-            found = {
-                name: outcome(partial(call, ShardControlStub(channel), name, request))
-                for name, request in ORDERS.items()
-            }
-        if set(found.values()) == {"UNAVAILABLE"}:  # the port of ZeroMQ
+        try:
+            access = stranger_access(address, SECONDS)
+        except OSError:  # the port of ZeroMQ
             for curve in (False, True):
                 tries[f"zmq {curve}"] = outcome(partial(by_zmq, host, port, curve=curve))
-        else:
-            tries |= {**found, "Exchange": outcome(partial(by_grpc, address, access))}
+            continue
+        with open_channel(address, access) as channel:
+            for name, request in ORDERS.items():
+                tries[name] = outcome(partial(call, ShardControlStub(channel), name, request))
+        tries["Exchange"] = outcome(partial(by_grpc, address, access))
     for name in names:
         tries[f"shm {name[:7]}"] = outcome(partial(by_shared_memory, name))
     for path in paths:
