@@ -197,6 +197,13 @@ def reset(line: socket.socket) -> None:
     _LIBC.connect(line.fileno(), _UNSPECIFIED, len(_UNSPECIFIED))  # connect(2) of AF_UNSPEC
 
 
+def release_freed_memory() -> None:
+    """Returns freed memory to the kernel, as far as the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 SECONDS = 0.5
 """Seconds for each attempt. The caller has already waited long."""
 _SETTINGS = b"\x04"

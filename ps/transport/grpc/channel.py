@@ -90,7 +90,7 @@ def server_credentials(identity: Identity, guard: Guard, authority: bytes = b"")
     return grpc.dynamic_ssl_server_credentials(configuration(), changed, require_client_authentication=True)
 
 
-SPARE_CONNECTIONS = 64 + 3 * MOST
+SPARE_CONNECTIONS = 2 * MOST
 """Connections of command lines and probes, and of strangers between two looks of `Newcomers`: 57 kB each."""
 
 CONTROL_CALLS = 32

@@ -25,7 +25,7 @@ from hubring.ps.security.guard import ThreadGuard, in_threads
 from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
-from hubring.ps.transport.grpc.newcomers import MOST, Newcomers
+from hubring.ps.transport.grpc.newcomers import Newcomers
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import Backlog, Outbox, weigh
 from hubring.ps.transport.polling import Bell
@@ -153,11 +153,11 @@ CONTROL_THREADS = 32
 MAX_CALLS = MAX_STREAMS + 4096
 """Maximum number of open streams and calls of one listener. A refused call takes 0.2 ms."""
 
-MAX_CONNECTIONS = MAX_STREAMS + 3 * MOST
+MAX_CONNECTIONS = MAX_STREAMS + 64
 """Maximum number of TCP connections of one listener. A stream has a connection of its own. The coordinator
-uses another one, and strangers the others, until `Newcomers` closes them.
+uses one of the others.
 
-A connection costs some 57 kB, even if it never completes a TLS handshake.
+A connection costs some 57 kB, even if it never completes a TLS handshake: 47 MB if strangers take all.
 
 A listener takes at most a quarter of the process's descriptors for them.
 """

@@ -12,6 +12,7 @@ network that has most: a member's handshake takes milliseconds.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -23,17 +24,20 @@ from urllib.parse import unquote
 
 from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
-from hubring.ps.transport.host import duplicate, network_of, reset
+from hubring.ps.transport.host import duplicate, network_of, release_freed_memory, reset
 
 log = logging.getLogger(__name__)
 
-MOST = 128
+MOST = 96
 """Connections without a call, if there are descriptors enough. Beyond it, the oldest ones are closed."""
 
 HANDSHAKE_MS = 5_000
 """How long gRPC waits for the end of a handshake."""
 
-LOOK_SECONDS = 0.1
+LOOK_SECONDS = 0.05
+
+RELEASE_SECONDS = 5.0
+"""How long after the last look at many connections the memory that they filled goes back to the kernel."""
 
 
 class _Peer(NamedTuple):
@@ -79,10 +83,15 @@ class Newcomers:
             self._members.add(_Peer(_plain(host.strip("[]")), int(port)))
 
     def _run(self, port: int) -> None:
+        looked = math.inf
         while not self._ended.wait(LOOK_SECONDS):
             if len(os.listdir("/proc/self/fd")) > self._usual + self._most:
+                looked = time.monotonic()
                 with ExitStack() as lines:
                     self._look(port, lines)
+            elif time.monotonic() > looked + RELEASE_SECONDS:
+                looked = math.inf
+                release_freed_memory()
 
     def _look(self, port: int, lines: ExitStack) -> None:
         now, members = time.monotonic(), set(self._members)

@@ -23,14 +23,13 @@ from zmq.utils.monitor import parse_monitor_message
 
 from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
-from hubring.ps.transport.host import duplicate, network_of, reset
+from hubring.ps.transport.host import duplicate, network_of, release_freed_memory, reset
 from hubring.ps.transport.zmq.socket import (
     HANDSHAKE_MS,
     HANDSHAKE_RECEIVED,
     counts,
     descriptor_of,
     has_message,
-    release_freed_memory,
 )
 
 log = logging.getLogger(__name__)

@@ -57,13 +57,6 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)
 
 
-def release_freed_memory() -> None:
-    """Returns freed memory to the kernel, as far as the C library can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 MAX_EXTRA = 24
 """Maximum bytes that a seal adds to a header."""
 
