@@ -124,14 +124,8 @@ def examine_interfaces(subject: Subject, outside: str) -> Iterator[Finding]:
 
 def wanted_ports(config: ServerConfig) -> list[WantedPort]:
     """Returns the ports that a server with these settings uses."""
-    control = WantedPort(CONTROL_PORT, config.port, "--port")
-    if config.no_page:
-        return [control]
-    after = config.port + 1 if config.port else 0
-    return [
-        control,
-        WantedPort("page's port", after if config.page_port is None else config.page_port, "--page-port"),
-    ]
+    control, page = WantedPort(CONTROL_PORT, config.port, "--port"), config.status_port
+    return [control] if page is None else [control, WantedPort("page's port", page, "--page-port")]
 
 
 def judge_port(port: WantedPort, host: str, refused: int, listener: PortListener | None) -> Finding:

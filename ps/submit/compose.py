@@ -46,7 +46,7 @@ def render(job: Submission) -> str:
 
 
 def _server(job: Submission) -> Service:
-    page = container.page_port(job)
+    page = job.server.status_port
     # Publish the page on a free loopback port; `docker compose -p NAME port server PORT` prints it.
     seen = {"ports": [f"127.0.0.1::{page}"]} if page else {}
     return {

@@ -86,14 +86,6 @@ def worker_command(job: Submission, server: str, more: Sequence[str] = ()) -> li
     return ["ps-worker", "--server", f"{server}:{PORT}", *several, *more, *job.worker_words]
 
 
-def page_port(job: Submission) -> int | None:
-    """Returns the port of the server's page and metrics; None if there is no page, or its port is 0."""
-    given = job.server.page_port
-    if job.server.no_page or given == 0:
-        return None
-    return PORT + 1 if given is None else given
-
-
 def variables(job: Submission, tokens: str) -> dict[str, str]:
     """Returns variables for settings that a process in a container cannot detect.
 

@@ -172,7 +172,7 @@ def _settle(
     saves = worker.topology == "ring" or worker.aggregate
     if saves:
         worker = load_worker(given(WorkerConfig, ()) | there, config_file, variables)
-    listens = {"host": "0.0.0.0", "once": True, "workers": workers}  # noqa: S104
+    listens = {"host": "0.0.0.0", "port": PORT, "once": True, "workers": workers}  # noqa: S104
     flags = given(ServerConfig, _CHECKPOINT_FLAGS if saves else ()) | listens
     return worker, load_server(flags, config_file, others if saves else variables)
 

@@ -185,8 +185,8 @@ def _network(job: Submission) -> Spec:
     The page's port is open to the whole cluster: Prometheus reads /metrics, and the page needs a token.
     """
     chosen = {"podSelector": {"matchLabels": job_labels(job)}}
-    page = container.page_port(job)
-    open_ = [] if page is None else [{"ports": [{"protocol": "TCP", "port": page}]}]
+    page = job.server.status_port
+    open_ = [] if not page else [{"ports": [{"protocol": "TCP", "port": page}]}]
     spec = {**chosen, "policyTypes": ["Ingress"], "ingress": [{"from": [chosen]}, *open_]}
     return _object(job, "networking.k8s.io/v1", "NetworkPolicy", spec=spec)
 
@@ -254,9 +254,9 @@ def job_labels(job: Submission) -> dict[str, str]:
 
 def server_pod(job: Submission) -> Spec:
     """Returns the server's pod: ready when workers can join, killed when it no longer answers."""
-    page = container.page_port(job)
+    page = job.server.status_port
     ports = [{"name": "control", "containerPort": PORT, "protocol": "TCP"}]
-    ports += [] if page is None else [{"name": "page", "containerPort": page, "protocol": "TCP"}]
+    ports += [] if not page else [{"name": "page", "containerPort": page, "protocol": "TCP"}]
     inside = {
         "name": "server",
         "image": job.config.image,
