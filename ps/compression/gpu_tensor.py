@@ -200,16 +200,8 @@ class CudaMemory:
 
     def reach(self, there: GpuTensor) -> Tensor:
         with _explained("reach another process's memory on"):
-            storage = torch.UntypedStorage._new_shared_cuda(
-                self._device.index,
-                there.handle,
-                there.nbytes,
-                there.start,
-                there.counter,
-                there.counter_offset,
-                there.shared,
-                there.waits,
-            )
+            *names, _, _ = msgspec.structs.astuple(there)  # `offset` and `ready` are not torch's
+            storage = torch.UntypedStorage._new_shared_cuda(self._device.index, *names)
             whole = torch.empty(0, dtype=torch.uint8, device=self._device)
             return whole.set_(storage, 0, (there.nbytes,), (1,))
 
