@@ -25,6 +25,10 @@ PORT = 5555
 GRACE_SECONDS = 120
 """Time in seconds between the stop request and the kill, in which the job writes a checkpoint."""
 
+CPUS = 2
+MEMORY_GIB = 4
+"""Defaults for a worker or a server in a container, without --cpus and --memory."""
+
 RESTARTS = 3
 """How often a job with checkpoints restarts after a loss if --restarts is not set."""
 
@@ -66,6 +70,16 @@ class Submission(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The job's name in the engine."""
         return self.config.job_name
+
+    @property
+    def cpus(self) -> int:
+        """Cores per worker in a container."""
+        return self.config.cpus or CPUS
+
+    @property
+    def memory(self) -> int:
+        """GiB per worker in a container. This includes /dev/shm, which counts as memory of its container."""
+        return self.config.memory or MEMORY_GIB
 
     @property
     def per_node(self) -> int:

@@ -25,7 +25,7 @@ ADDRESS_SECONDS = 120
 """How long the script waits for the server's address; Python can be slow to load from a network folder."""
 
 _SCRIPT: Template = Template(
-    files(__package__).joinpath("slurm.sh").read_text(),
+    files(__package__).joinpath("slurm.sh.jinja").read_text(),
     trim_blocks=True,
     keep_trailing_newline=True,
     undefined=StrictUndefined,
