@@ -366,10 +366,8 @@ def _nccl_trouble(gpus: int) -> str:
     import torch
 
     def allreduce() -> list[Tensor]:
-        full = [
-            torch.full((1024,), index + 1.0, dtype=torch.float32, device=f"cuda:{index}")
-            for index in range(gpus)
-        ]
+        ones = (torch.ones(1024, dtype=torch.float32, device=f"cuda:{index}") for index in range(gpus))
+        full = [one * number for number, one in enumerate(ones, 1)]
         torch.cuda.nccl.all_reduce(full)  # type: ignore[no-untyped-call]
         return full
 

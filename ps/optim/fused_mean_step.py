@@ -21,7 +21,7 @@ from torch import Tensor
 from hubring.ps.optim.sums import MOST, finite_sum, loops_work, summed
 
 if TYPE_CHECKING:
-    from hubring.ps.optim.llvm_loops import Arithmetic, Vector
+    from hubring.ps.optim.llvm_loops import Arithmetic, Numbers, Vector, Vectors
 
 State = dict[str, Tensor]
 Options = Mapping[str, Any]
@@ -51,7 +51,7 @@ class StepArithmetic(NamedTuple):
 
     state: tuple[str, ...]
     numbers: Callable[[Options, State], Mapping[str, float]]
-    write: Callable[[Arithmetic, Vector, list[Vector], Vector, Mapping[str, Vector]], list[Vector]]
+    write: Callable[[Arithmetic, Vector, Vectors, Vector, Numbers], Vectors]
 
 
 class OnePass:
@@ -74,9 +74,7 @@ class OnePass:
         self._sum = finite_sum if finite else summed
         names = step.numbers(options, {"step": torch.ones((), dtype=torch.float32, device="cpu")})
 
-        def body(
-            at: Arithmetic, changed: list[Vector], read: list[Vector], number: Mapping[str, Vector]
-        ) -> list[Vector]:
+        def body(at: Arithmetic, changed: Vectors, read: Vectors, number: Numbers) -> Vectors:
             total = at.sum(read)
             mean = at.div(total, number["count"])
             gradient = at.neg(mean) if options["maximize"] else mean
@@ -196,9 +194,7 @@ def _sgd(options: Options) -> StepArithmetic:
             "minus_rate": -options["lr"],
         }
 
-    def write(
-        at: Arithmetic, values: Vector, state: list[Vector], gradient: Vector, number: Mapping[str, Vector]
-    ) -> list[Vector]:
+    def write(at: Arithmetic, values: Vector, state: Vectors, gradient: Vector, number: Numbers) -> Vectors:
         if decays:
             gradient = at.fma(values, number["decay"], gradient)
         if plain:
@@ -227,9 +223,7 @@ def _adam(options: Options) -> StepArithmetic:
             "minus_rate": -(rate / (1 - beta1**taken)),
         }
 
-    def write(
-        at: Arithmetic, values: Vector, state: list[Vector], gradient: Vector, number: Mapping[str, Vector]
-    ) -> list[Vector]:
+    def write(at: Arithmetic, values: Vector, state: Vectors, gradient: Vector, number: Numbers) -> Vectors:
         first, second = state
         if decays and decoupled:
             values = at.mul(values, number["decay"])

@@ -222,9 +222,8 @@ class _Looks:
     async def page(self, request: Request) -> Response:
         asked = request.query_params
         rendering = await self._renderer.latest()
-        return HTMLResponse(
-            html_page(rendering, tables=asked.get("view") == "tables", still="still" in asked)
-        )
+        page = html_page(rendering, tables=asked.get("view") == "tables", still="still" in asked)
+        return HTMLResponse(page)
 
     async def events(self, request: Request) -> Response:
         return _Events(self._broadcast.watch())
@@ -233,9 +232,8 @@ class _Looks:
         return JSONResponse(await self._reader.read(ASKED_SECONDS))
 
     async def metrics(self, request: Request) -> Response:
-        return Response(
-            metrics.exposition(await self._reader.read(ASKED_SECONDS)), media_type=metrics.CONTENT_TYPE
-        )
+        report = await self._reader.read(ASKED_SECONDS)
+        return Response(metrics.exposition(report), media_type=metrics.CONTENT_TYPE)
 
 
 class _Events(StreamingResponse):

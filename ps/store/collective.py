@@ -93,14 +93,8 @@ _REDUCE_INTO: Mapping[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
 Tensors = tuple[Tensor, ...]
 
 REDUCING = {Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER}
-ROOTED = {
-    Collective.BROADCAST,
-    Collective.REDUCE,
-    Collective.GATHER,
-    Collective.SCATTER,
-    Collective.TRANSFER,
-}
 _GIVING = {Collective.BROADCAST, Collective.SCATTER, Collective.TRANSFER}
+ROOTED = {Collective.REDUCE, Collective.GATHER, *_GIVING}
 _BY_ROWS = {Collective.ALLGATHER, Collective.GATHER, Collective.ALLTOALL}
 
 
@@ -227,11 +221,8 @@ def _must_agree(call: Call) -> tuple[object, ...]:
             return call.collective, *((one.dtype, one.shape[1:]) for one in call.layouts)
         case Collective.GATHER:
             # A tensor without dimensions is valid, but not together with tensors that have rows.
-            return (
-                call.collective,
-                call.root,
-                *((one.dtype, one.shape[1:], len(one.shape)) for one in call.layouts),
-            )
+            rows = ((one.dtype, one.shape[1:], len(one.shape)) for one in call.layouts)
+            return call.collective, call.root, *rows
         case Collective.BROADCAST | Collective.SCATTER | Collective.TRANSFER:
             return call.collective, call.root
         case Collective.GROUP:

@@ -114,10 +114,8 @@ class PushRounds:
         hyper = contributions[0].push.hyper
         if self.replica is not None:  # from here on only a NonFinite can keep the round from closing
             total, ranks = self._total(entry, gradients, self.replica), tuple(sorted(excused))
-            by = tuple(contributors)
-            self.replica.append(
-                ClosedRound(entry.key, before, total, len(gradients), hyper, by, absent, ranks)
-            )
+            by, count = tuple(contributors), len(gradients)
+            self.replica.append(ClosedRound(entry.key, before, total, count, hyper, by, absent, ranks))
         entry.step(gradients, hyper, absent, scratch)
         entry.contributions.clear()
         for (push, tickets, _), contributor in zip(contributions, contributors, strict=True):
