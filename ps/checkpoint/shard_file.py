@@ -77,7 +77,6 @@ def _read(path: Path, keys: list[int]) -> Snapshot:
 
 def _state(file: Any, names: list[str], key: int, counts: _Counts) -> KeyState:
     prefix = f"{key}/optimizer/"
-    optimizer = {
-        name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)
-    }
+    own = [name for name in names if name.startswith(prefix)]
+    optimizer = {name.removeprefix(prefix): file.get_tensor(name) for name in own}
     return KeyState(file.get_tensor(f"{key}/{_VALUES}"), optimizer, counts.version, counts.clocks)

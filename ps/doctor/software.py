@@ -71,9 +71,8 @@ def judge_packages(needed: Iterable[Requirement], versions: Mapping[str, str | N
     wrong = [each for each in needed if not meets(versions[each.name], each)]
     if wrong:
         shown = ", ".join(_shortfall(each, versions[each.name]) for each in wrong)
-        return failure(
-            PACKAGES, f"{about}: {shown}", "pip install " + " ".join(f"'{each}'" for each in wrong)
-        )
+        fix = "pip install " + " ".join(f"'{each}'" for each in wrong)
+        return failure(PACKAGES, f"{about}: {shown}", fix)
     shown = ", ".join(f"{name} {versions[name]}" for name in SHOWN if versions.get(name))
     return ok(PACKAGES, f"{about}, {shown}")
 

@@ -268,9 +268,8 @@ class HubHealth(_Health):
         finally:
             reading.cancel()
         if reading.cancelled():
-            raise ProbeRefused(
-                grpc.StatusCode.RESOURCE_EXHAUSTED, "other probes came before the call's message"
-            )
+            text = "other probes came before the call's message"
+            raise ProbeRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         message = reading.result()
         return message if isinstance(message, bytes) else None
 

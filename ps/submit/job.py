@@ -151,9 +151,8 @@ def assemble(
     config = load(SubmitConfig, {name: flags.get(name) for name in own}, config_file, variables)
     workers, nodes = _layout(config)
     passed = {name: flags[name] for name in flags.keys() - own}
-    rest = {
-        name: text for name, text in variables.items() if name not in {f"PS_{one.upper()}" for one in own}
-    }
+    own_variables = {f"PS_{name.upper()}" for name in own}
+    rest = {name: text for name, text in variables.items() if name not in own_variables}
     _check_places(config_file, rest)
     worker, server = _settle(passed, workers, config_file, rest)
     _check_topology(server, worker)
