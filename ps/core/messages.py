@@ -125,8 +125,8 @@ class ScriptWrite(KeyRequest):
     """The script changed something of this key between two steps.
 
     `clock` is that of the sender's next push. In lockstep modes that push's round applies the write
-    before its step, and all contributors must have written the same. In the other modes it is applied
-    at once. The reply, a `CollectiveResult`, comes at once; the sender waits for it before it pushes.
+    before its step, and all contributors must then hold the same. In the other modes it is applied at
+    once. The reply, a `CollectiveResult`, comes at once; the sender waits for it before it pushes.
 
     `sequence` increases with each of the sender's writes, so a late retry does not replace a newer write.
     """
