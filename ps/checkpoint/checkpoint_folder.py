@@ -268,9 +268,8 @@ def published(directory: Path) -> list[Path]:
     """Returns the published checkpoints, newest first."""
     # Not glob: it takes an unreadable folder for an empty one.
     names = os.listdir(directory) if directory.exists() else []
-    return sorted(
-        (directory / name for name in names if _PUBLISHED.fullmatch(name)), key=_number, reverse=True
-    )
+    found = (directory / name for name in names if _PUBLISHED.fullmatch(name))
+    return sorted(found, key=_number, reverse=True)
 
 
 def _number(folder: Path) -> int:

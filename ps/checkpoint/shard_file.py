@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hubring.ps.checkpoint.checkpoint_folder import described, digest, sync, unwritten, verify
+from hubring.ps.checkpoint.checkpoint_folder import FileEntry, described, digest, sync, unwritten, verify
 from hubring.ps.core.errors import CheckpointCorrupt
 from hubring.ps.store.key_state import KeyState, Snapshot
 
 _VALUES = "values"
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Digest and size of a written file."""
-
-    sha256: str
-    bytes: int
 
 
 class _Counts(msgspec.Struct, frozen=True):
@@ -34,8 +25,8 @@ class _Counts(msgspec.Struct, frozen=True):
     clocks: dict[int, int]
 
 
-def save(path: Path, snapshot: Snapshot) -> Written:
-    """Writes a shard's keys to a new file and flushes it to the disk.
+def save(path: Path, snapshot: Snapshot) -> FileEntry:
+    """Writes a shard's keys to a new file, flushes it to the disk, and returns its entry for the manifest.
 
     Raises:
         ConfigError: The disk is full, or the folder cannot be written.
@@ -49,7 +40,7 @@ def save(path: Path, snapshot: Snapshot) -> Written:
     try:
         save_file(tensors, path, metadata={"counts": msgspec.json.encode(counts).decode()})
         sync(path)
-        return Written(digest(path), path.stat().st_size)
+        return FileEntry(path.name, digest(path), path.stat().st_size, tuple(sorted(snapshot)))
     except (OSError, SafetensorError) as error:
         raise unwritten(path, sum(tensor.nbytes for tensor in tensors.values()), error) from error
 
@@ -86,7 +77,6 @@ def _read(path: Path, keys: list[int]) -> Snapshot:
 
 def _state(file: Any, names: list[str], key: int, counts: _Counts) -> KeyState:
     prefix = f"{key}/optimizer/"
-    optimizer = {
-        name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)
-    }
+    own = [name for name in names if name.startswith(prefix)]
+    optimizer = {name.removeprefix(prefix): file.get_tensor(name) for name in own}
     return KeyState(file.get_tensor(f"{key}/{_VALUES}"), optimizer, counts.version, counts.clocks)

@@ -109,13 +109,10 @@ class ErrorFeedback:
         kept = [(part, self.residual[part].clone()) for part in ignored]
         due = self.residual.add_(source.to(self.residual.dtype))
         self._codec.encode(due, payload)
-        due.sub_(self._decoded(payload))
+        decoded = torch.empty_like(due)
+        self._codec.decode(payload, decoded)
+        due.sub_(decoded)
         if not isfinite(float(torch.dot(due, due))):
             due.zero_()
         for part, residual in kept:
             due[part] = residual
-
-    def _decoded(self, payload: Tensor) -> Tensor:
-        decoded = torch.empty_like(self.residual)
-        self._codec.decode(payload, decoded)
-        return decoded

@@ -69,26 +69,6 @@ class Mark(Protocol):
         """Blocks the calling thread until the mark is reached."""
 
 
-class SharedMemory(Protocol):
-    """One GPU's memory, shared between processes."""
-
-    def share(self, tensor: Tensor) -> GpuTensor:
-        """Returns the tensor's location. The tensor must live as long as another process may read it."""
-
-    def reach(self, there: GpuTensor) -> Tensor:
-        """Opens the whole storage of another process's tensor: flat uint8, valid while the result lives.
-
-        Raises:
-            ConfigError: The storage cannot be opened.
-        """
-
-    def stamp(self, tensor: Tensor) -> bytes:
-        """Records an event after all work that this process has queued; reuses one event per tensor."""
-
-    def mark(self, event: bytes) -> Mark:
-        """Returns another process's event."""
-
-
 class Reached:
     """The opened memory of one peer: each storage is opened once.
 
@@ -96,7 +76,7 @@ class Reached:
         memory: The memory of the GPU that both use.
     """
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: CudaMemory) -> None:
         self._memory = memory
         self._storages: dict[GpuTensor, Tensor] = {}
 
@@ -160,13 +140,13 @@ def check(code: Tensor, numel: int, dtype: torch.dtype) -> None:
 # How a worker detects shared memory: a shard's invitation has the location and values of bytes on its GPU.
 
 
-def invitation(gpu: str, memory: SharedMemory, token: Tensor) -> str:
+def invitation(gpu: str, memory: CudaMemory, token: Tensor) -> str:
     """Returns a store's invitation; `token` (flat uint8, on its GPU) must live as long as the shard."""
     code = encode(memory.share(token))
     return "/".join([gpu, bytes(code.tolist()).hex(), bytes(token.tolist()).hex()])
 
 
-def accept(text: str, gpu: str, memory: SharedMemory) -> None:
+def accept(text: str, gpu: str, memory: CudaMemory) -> None:
     """Checks that this process can read the memory of the shard with this invitation.
 
     Raises:
@@ -182,7 +162,7 @@ def accept(text: str, gpu: str, memory: SharedMemory) -> None:
 
 
 class CudaMemory:
-    """The memory of one CUDA device.
+    """The memory of one CUDA device, shared between processes.
 
     Args:
         device: With its index in this process. Another process may number devices differently.
@@ -194,26 +174,25 @@ class CudaMemory:
         self._marks: dict[bytes, torch.cuda.Event] = {}
 
     def share(self, tensor: Tensor) -> GpuTensor:
+        """Returns the tensor's location. The tensor must live as long as another process may read it."""
         with _explained("share memory of"):
             _, *names = tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
         return GpuTensor(*names).part(int(tensor.storage_offset()) * tensor.element_size())
 
     def reach(self, there: GpuTensor) -> Tensor:
+        """Opens the whole storage of another process's tensor: flat uint8, valid while the result lives.
+
+        Raises:
+            ConfigError: The storage cannot be opened.
+        """
         with _explained("reach another process's memory on"):
-            storage = torch.UntypedStorage._new_shared_cuda(
-                self._device.index,
-                there.handle,
-                there.nbytes,
-                there.start,
-                there.counter,
-                there.counter_offset,
-                there.shared,
-                there.waits,
-            )
+            *names, _, _ = msgspec.structs.astuple(there)  # `offset` and `ready` are not torch's
+            storage = torch.UntypedStorage._new_shared_cuda(self._device.index, *names)
             whole = torch.empty(0, dtype=torch.uint8, device=self._device)
             return whole.set_(storage, 0, (there.nbytes,), (1,))
 
     def stamp(self, tensor: Tensor) -> bytes:
+        """Records an event after all work that this process has queued; reuses one event per tensor."""
         with _explained("share an event of"):
             made = torch.cuda.Event(interprocess=True)  # type: ignore[no-untyped-call]
             event = self._stamps.setdefault(tensor.data_ptr(), made)
@@ -222,6 +201,7 @@ class CudaMemory:
         return handle
 
     def mark(self, event: bytes) -> Mark:
+        """Returns another process's event."""
         if event not in self._marks:
             with _explained("reach another process's event on"):
                 self._marks[event] = torch.cuda.Event.from_ipc_handle(self._device, event)  # type: ignore[no-untyped-call]

@@ -20,7 +20,17 @@ from hubring.ps.config.declaration import (
     flag,
     only_with,
 )
-from hubring.ps.config.values import Bytes, DeviceName, LogFormat, Port, Seconds, Whole, address, is_loopback
+from hubring.ps.config.values import (
+    LAST_PORT,
+    Bytes,
+    DeviceName,
+    LogFormat,
+    Port,
+    Seconds,
+    Whole,
+    address,
+    is_loopback,
+)
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import MAX_WORLD_SIZE
 
@@ -160,6 +170,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         workers = 2 * self.workers * (1 + self.colocate) or MAX_WORLD_SIZE
         return workers + (1 + self.standby) * (self.shards + self.await_shards)
 
+    @property
+    def status_port(self) -> int | None:
+        """The status page's port: the one after the control port unless it is set, 0 for a free one."""
+        if self.no_page:
+            return None
+        return self.page_port if self.page_port is not None else self.port and self.port + 1
+
     def _check_mode(self) -> None:
         if self.staleness and self.mode != "ssp":
             raise only_with(f"--staleness {self.staleness}", "--mode ssp", f"--mode {self.mode}")
@@ -189,6 +206,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--page-port {self.page_port} is also the control port; use another port, or remove"
                 " --page-port to use the next one"
+            )
+        if self.status_port == LAST_PORT + 1:
+            raise ConfigError(
+                f"--port {self.port} is the last port, so there is no next one for the status page;"
+                " set --page-port too (0 for a free port), or use --no-page"
             )
 
     def _check_shards(self) -> None:

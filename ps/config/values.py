@@ -18,7 +18,8 @@ from msgspec import Meta
 
 from hubring.ps.core.errors import ConfigError
 
-Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 to 65535; 0 picks a free one")]
+LAST_PORT = 65535
+Port = Annotated[int, Meta(ge=0, le=LAST_PORT, description="a port from 0 to 65535; 0 picks a free one")]
 Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
 Whole = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
 Bytes = Annotated[int, Meta(ge=8, description="bytes, at least 8")]
@@ -96,7 +97,7 @@ def address(text: str) -> tuple[str, int]:
         ConfigError: `text` is not `HOST:PORT`, or the port is not from 1 to 65535.
     """
     match = _ADDRESS.fullmatch(text)
-    if match is None or not 1 <= int(match["port"]) <= 65535:
+    if match is None or not 1 <= int(match["port"]) <= LAST_PORT:
         raise ConfigError(
             f"address {shown_value(text)!r}: expected HOST:PORT with a port from 1 to 65535, "
             "as in 127.0.0.1:5555 or [::1]:5555"

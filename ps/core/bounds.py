@@ -66,27 +66,19 @@ _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?
 """An ANSI escape sequence (ECMA-48): CSI, OSC, or another one of two characters."""
 
 
-def clean(text: str, most: int = NAME_CHARACTERS) -> str:
+def clean_message(text: str) -> str:
+    """Returns a peer's message, which keeps its line breaks and tabs."""
+    return clean(text, MESSAGE_CHARACTERS, kept="\n\t")
+
+
+def clean(text: str, most: int = NAME_CHARACTERS, *, kept: str = "") -> str:
     """Returns a name on one line.
 
     Args:
         text: From a peer.
         most: Maximum number of characters. Longer text ends with an ellipsis.
+        kept: Control characters that stay.
     """
-    return _printable(text, most, "")
-
-
-def clean_message(text: str, most: int = MESSAGE_CHARACTERS) -> str:
-    """Returns a message, which keeps its line breaks and tabs.
-
-    Args:
-        text: From a peer.
-        most: Maximum number of characters. Longer text ends with an ellipsis.
-    """
-    return _printable(text, most, "\n\t")
-
-
-def _printable(text: str, most: int, kept: str) -> str:
     cut = text if len(text) <= most else text[: most - 1] + "…"
     if cut.isprintable():  # almost all text
         return cut

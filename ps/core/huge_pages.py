@@ -74,9 +74,8 @@ def populate(memory: memoryview) -> None:
     """Puts shared memory into huge pages for all processes that map it. They can use it meanwhile."""
     start, nbytes = _inner(memory)
     for offset in range(0, nbytes, HUGE_BYTES):
-        _ = ctypes.c_char.from_address(
-            start + offset
-        ).value  # the kernel collapses only ranges that have a page
+        # The kernel collapses only ranges that have a page.
+        _ = ctypes.c_char.from_address(start + offset).value
     _advise(start, nbytes, _COLLAPSE)
 
 

@@ -83,17 +83,23 @@ class Coded:
 
 
 @dataclass(slots=True)
-class Init:
-    """First values for a key, and the optimizer's first state, from rank 0. Ignored if the key has values."""
+class KeyRequest:
+    """A worker's request about one key."""
 
     sender: Sender
     key: int
+
+
+@dataclass(slots=True)
+class Init(KeyRequest):
+    """First values for a key, and the optimizer's first state, from rank 0. Ignored if the key has values."""
+
     values: Tensor
     state: OptimizerState | None = None
 
 
 @dataclass(slots=True)
-class Push:
+class Push(KeyRequest):
     """A gradient. The reply brings the parameters once the policy lets the sender read.
 
     `clock` is the number of steps that the sender completed on this key, from the key's
@@ -103,8 +109,6 @@ class Push:
     `parameter_parts`. The gradient holds zeros for them.
     """
 
-    sender: Sender
-    key: int
     clock: int
     gradient: Tensor | Coded
     hyper: StepHyper = field(default_factory=dict)
@@ -112,55 +116,45 @@ class Push:
 
 
 @dataclass(slots=True)
-class Pull:
+class Pull(KeyRequest):
     """Reads a key's parameters. Waits only until the key has been initialised."""
-
-    sender: Sender
-    key: int
 
 
 @dataclass(slots=True)
-class WriteParameters:
-    """The script changed parameters of this key between two steps.
+class ScriptWrite(KeyRequest):
+    """The script changed something of this key between two steps.
 
-    `clock` is that of the sender's next push. In lockstep modes that push's round applies the values
-    before its step, and all contributors must have the same values. In the other modes they are applied
-    at once, which is refused while other workers are live. The reply, a `CollectiveResult`, comes at
-    once; the sender waits for it before it pushes.
+    `clock` is that of the sender's next push. In lockstep modes that push's round applies the write
+    before its step, and all contributors must then hold the same. In the other modes it is applied at
+    once. The reply, a `CollectiveResult`, comes at once; the sender waits for it before it pushes.
 
     `sequence` increases with each of the sender's writes, so a late retry does not replace a newer write.
     """
 
-    sender: Sender
-    key: int
     clock: int
     sequence: int
+
+
+@dataclass(slots=True)
+class WriteParameters(ScriptWrite):
+    """The script changed parameters, which the modes without lockstep refuse while other workers are live."""
+
     values: Tensor
 
 
 @dataclass(slots=True)
-class WriteState:
-    """The script replaced the optimizer's state; a state without tensors makes the optimizer fresh.
+class WriteState(ScriptWrite):
+    """The script replaced the optimizer's state; a state without tensors makes the optimizer fresh."""
 
-    As `WriteParameters`, except that the other modes apply a state at once, also if other workers are live.
-    """
-
-    sender: Sender
-    key: int
-    clock: int
-    sequence: int
     state: OptimizerState
 
 
 @dataclass(slots=True)
-class ReadState:
+class ReadState(KeyRequest):
     """Reads the optimizer's state of a key, or the sender's own `WriteState` if its round is still open.
 
     Answered at once.
     """
-
-    sender: Sender
-    key: int
 
 
 @dataclass(slots=True)

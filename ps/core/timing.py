@@ -72,9 +72,8 @@ def measure_offset(
         passed: A monotonic clock in nanoseconds, which times the round trips. With `now`, a clock set back
             during the measurement would make one round trip look shortest.
     """
-    return min(
-        (_measure_once(ask, now, passed) for _ in range(OFFSET_TRIES)), key=lambda found: found.round_trip
-    )
+    tries = (_measure_once(ask, now, passed) for _ in range(OFFSET_TRIES))
+    return min(tries, key=lambda found: found.round_trip)
 
 
 def _measure_once(ask: Callable[[], int], now: Callable[[], int], passed: Callable[[], int]) -> ClockOffset:

@@ -176,9 +176,8 @@ def findings_result(server: str | None, findings: Sequence[Finding]) -> dict[str
 def announce_checks(server: str | None, seconds: float) -> None:
     """Prints what the doctor checks and how long it can take, before the checks run."""
     connection = f" and the connection to {server}" if server else ""
-    _console().print(
-        f"checking this machine{connection}; at most {seconds:g} s", markup=False, soft_wrap=True
-    )
+    line = f"checking this machine{connection}; at most {seconds:g} s"
+    _console().print(line, markup=False, soft_wrap=True)
 
 
 def show_findings(findings: Sequence[Finding]) -> None:

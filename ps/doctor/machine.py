@@ -197,9 +197,8 @@ def judge_disk(folder: Path, seconds: float, free: int, kind: str, newest: int) 
         return warning(DISK, f"{folder} is {_PASSING[kind]}", fix)
     synced = f"{folder}: {room}, {format_bytes(TRIED_BYTES)} synced in {seconds * 1e3:.3g} ms"
     if seconds > SLOW_SECONDS:
-        return warning(
-            DISK, synced, "use a --checkpoint-dir on a local disk, or reduce the load on this disk"
-        )
+        fix = "use a --checkpoint-dir on a local disk, or reduce the load on this disk"
+        return warning(DISK, synced, fix)
     return ok(DISK, synced)
 
 

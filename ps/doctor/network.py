@@ -124,14 +124,8 @@ def examine_interfaces(subject: Subject, outside: str) -> Iterator[Finding]:
 
 def wanted_ports(config: ServerConfig) -> list[WantedPort]:
     """Returns the ports that a server with these settings uses."""
-    control = WantedPort(CONTROL_PORT, config.port, "--port")
-    if config.no_page:
-        return [control]
-    after = config.port + 1 if config.port else 0
-    return [
-        control,
-        WantedPort("page's port", after if config.page_port is None else config.page_port, "--page-port"),
-    ]
+    control, page = WantedPort(CONTROL_PORT, config.port, "--port"), config.status_port
+    return [control] if page is None else [control, WantedPort("page's port", page, "--page-port")]
 
 
 def judge_port(port: WantedPort, host: str, refused: int, listener: PortListener | None) -> Finding:
@@ -197,9 +191,8 @@ def examine_certificate(subject: Subject) -> Iterator[Finding]:
 
     files = subject.config.tls
     if not files:
-        yield skipped(
-            CERTIFICATE, "not set (--tls-cert, --tls-ca): the server makes one, and its token proves it"
-        )
+        why = "not set (--tls-cert, --tls-ca): the server makes one, and its token proves it"
+        yield skipped(CERTIFICATE, why)
         return
     try:
         own = load_certificate(files, serves=subject.server is None and files.cert is not None)
@@ -214,9 +207,8 @@ def examine_certificate(subject: Subject) -> Iterator[Finding]:
     about = f"{files.cert}, for {', '.join(names_in(own.subject))},"
     days = (ssl.cert_time_to_seconds(ends) - time.time()) / 86400
     if days < SOON_DAYS:
-        yield warning(
-            CERTIFICATE, f"{about} expires in {days:.1f} days ({ends})", "renew it before long jobs"
-        )
+        found = f"{about} expires in {days:.1f} days ({ends})"
+        yield warning(CERTIFICATE, found, "renew it before long jobs")
     else:
         yield ok(CERTIFICATE, f"{about} is valid until {ends}")
     if files.key.stat().st_mode & stat.S_IRWXO:

@@ -71,9 +71,8 @@ def judge_packages(needed: Iterable[Requirement], versions: Mapping[str, str | N
     wrong = [each for each in needed if not meets(versions[each.name], each)]
     if wrong:
         shown = ", ".join(_shortfall(each, versions[each.name]) for each in wrong)
-        return failure(
-            PACKAGES, f"{about}: {shown}", "pip install " + " ".join(f"'{each}'" for each in wrong)
-        )
+        fix = "pip install " + " ".join(f"'{each}'" for each in wrong)
+        return failure(PACKAGES, f"{about}: {shown}", fix)
     shown = ", ".join(f"{name} {versions[name]}" for name in SHOWN if versions.get(name))
     return ok(PACKAGES, f"{about}, {shown}")
 
@@ -366,10 +365,8 @@ def _nccl_trouble(gpus: int) -> str:
     import torch
 
     def allreduce() -> list[Tensor]:
-        full = [
-            torch.full((1024,), index + 1.0, dtype=torch.float32, device=f"cuda:{index}")
-            for index in range(gpus)
-        ]
+        ones = (torch.ones(1024, dtype=torch.float32, device=f"cuda:{index}") for index in range(gpus))
+        full = [one * number for number, one in enumerate(ones, 1)]
         torch.cuda.nccl.all_reduce(full)  # type: ignore[no-untyped-call]
         return full
 

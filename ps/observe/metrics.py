@@ -11,9 +11,11 @@ zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -56,9 +58,7 @@ def exposition(report: Report) -> bytes:
     Args:
         report: From `StatusReporter.status()`.
     """
-    registry = CollectorRegistry()
-    registry.register(_Collector(report))
-    return generate_latest(registry)
+    return generate_latest(_Collector(report))
 
 
 def document() -> str:
@@ -73,26 +73,18 @@ def document() -> str:
 # Functions that read the status.
 
 
-def _hub(key: str) -> Read:
+def _one(value: Callable[[Report], Any]) -> Read:
     """Reads a number or flag of the hub; no reading if it is None."""
 
     def read(report: Report) -> Iterator[Reading]:
-        if report[key] is not None:
-            yield (), report[key]
+        if (found := value(report)) is not None:
+            yield (), found
 
     return read
 
 
-def _hub_is(holds: Callable[[Report], bool]) -> Read:
-    return lambda report: [((), holds(report))]
-
-
-def _count(rows: str) -> Read:
-    return lambda report: [((), len(report[rows]))]
-
-
-def _standbys(report: Report) -> Iterator[Reading]:
-    yield (), sum(row.get("standby") is not None for row in report["shards"])
+def _hub(key: str) -> Read:
+    return _one(itemgetter(key))
 
 
 def _total(what: str) -> Read:
@@ -104,29 +96,22 @@ def _info(report: Report) -> Iterator[Reading]:
     yield (report["version"], str(report["protocol"]), report["mode"], topology), 1
 
 
-def _steps(report: Report) -> Iterator[Reading]:
-    # A worker that resumes reports 0 before the checkpoint's step. The rate would show a jump.
-    if report["step"]:
-        yield (), report["step"]
-
-
-def _worker_steps(report: Report) -> Iterator[Reading]:
-    return ((labels, step) for labels, step in _workers("step")(report) if step)  # see _steps
-
-
-def _workers(key: str) -> Read:
-    return _rows("workers", "rank", key)
-
-
-def _rows(rows: str, label: str, key: str) -> Read:
-    """Reads one column of a table in the status; no reading for a row without it."""
+def _rows(rows: str, label: str, key: str, keep: Callable[[Report], Any] = lambda _: True) -> Read:
+    """Reads one column of a table in the status; no reading for a row without it, or that is not kept."""
 
     def read(report: Report) -> Iterator[Reading]:
         for row in report[rows]:
-            if row.get(key) is not None:
+            if keep(row) and row.get(key) is not None:
                 yield (str(row[label]),), row[key]
 
     return read
+
+
+_workers = partial(_rows, "workers", "rank")
+_shards = partial(_rows, "shards", "shard", keep=lambda row: "error" not in row)
+"""Only of shards that answer. The values of other shards are old."""
+_versions = partial(_rows, "shards", "shard", keep=lambda row: "error" not in row and row["keys"])
+"""Only of shards that hold slices. The versions of other shards would stay at 0."""
 
 
 def _known(read: Read) -> Read:
@@ -138,23 +123,6 @@ def _metrics(report: Report) -> Iterator[Reading]:
     for row in report["workers"]:
         for name, value in row["metrics"].items():
             yield (str(row["rank"]), name), value
-
-
-def _shards(key: str) -> Read:
-    """Like `_rows`, for shards that answer. The values of other shards are old."""
-
-    def read(report: Report) -> Iterator[Reading]:
-        for row in report["shards"]:
-            if "error" not in row:
-                yield (str(row["shard"]),), row[key]
-
-    return read
-
-
-def _versions(key: str) -> Read:
-    """Like `_shards`, for shards that hold slices. The versions of other shards would stay at 0."""
-    read = _shards(key)
-    return lambda report: read({"shards": [row for row in report["shards"] if row["keys"]]})
 
 
 def _shards_up(report: Report) -> Iterator[Reading]:
@@ -181,9 +149,9 @@ METRICS = (
            "Always 1. The labels describe the hub. `topology` is none until the first worker joins."),
     Metric("ps_uptime_seconds", "gauge", (), _hub("seconds_up"),
            "Time since the hub started."),
-    Metric("ps_running", "gauge", (), _hub_is(lambda report: report["state"] == "running"),
+    Metric("ps_running", "gauge", (), _one(lambda report: report["state"] == "running"),
            "1 while a job runs: all of its workers joined and it has not failed."),
-    Metric("ps_failed", "gauge", (), _hub_is(lambda report: bool(report["failure"])),
+    Metric("ps_failed", "gauge", (), _one(lambda report: bool(report["failure"])),
            "1 if the job or the hub has failed."),
     Metric("ps_draining", "gauge", (), _hub("draining"),
            "1 while the hub asks all workers to stop after their step."),
@@ -197,7 +165,7 @@ METRICS = (
            "Ring with `--min-workers`: how long the members met before this generation."),
     Metric("ps_world_size", "gauge", (), _hub("world_size"),
            "Workers that the job needs. 0 while this is unknown."),
-    Metric("ps_workers", "gauge", (), _count("workers"),
+    Metric("ps_workers", "gauge", (), _one(lambda report: len(report["workers"])),
            "Workers in the job now."),
     Metric("ps_workers_left_total", "counter", ("how",), _total("workers"),
            "Workers that left the job, by how: finished, preempted, failed or lost."),
@@ -207,7 +175,8 @@ METRICS = (
            "What the server refused, by reason: no `token`, or beyond a bound, such as `world size`."),
     Metric("ps_failovers_total", "counter", (), _hub("failovers"),
            "Standbys that have taken the place of a shard or of the coordinator (`--standby`)."),
-    Metric("ps_steps_total", "counter", (), _steps,
+    # A worker that resumes reports 0 before the checkpoint's step. The rate would show a jump.
+    Metric("ps_steps_total", "counter", (), _known(_hub("step")),
            "Steps that all workers have completed, including steps before the checkpoint that the job"
            " resumed from. Omitted before the first step."),
     Metric("ps_progress_ratio", "gauge", (), _hub("progress"),
@@ -225,7 +194,7 @@ METRICS = (
     Metric("ps_checkpoint_interval_seconds", "gauge", (), _hub("checkpoint_every"),
            "Configured time between checkpoints. Omitted without a checkpoint directory."),
     # Workers.
-    Metric("ps_worker_steps_total", "counter", ("rank",), _worker_steps,
+    Metric("ps_worker_steps_total", "counter", ("rank",), _known(_workers("step")),
            "Steps that the worker has completed, counted like `ps_steps_total`."),
     Metric("ps_worker_steps_per_second", "gauge", ("rank",), _workers("steps_per_second"),
            "The worker's speed over the last few seconds."),
@@ -247,11 +216,12 @@ METRICS = (
            _workers("seconds_since_heartbeat"),
            "Time since the worker's last heartbeat. Workers send one per second; more with a short lease."),
     # Shards.
-    Metric("ps_shards", "gauge", (), _count("shards"),
+    Metric("ps_shards", "gauge", (), _one(lambda report: len(report["shards"])),
            "Registered shards."),
     Metric("ps_shards_wanted", "gauge", (), _hub("shards_wanted"),
            "Shards that the job needs to start. 0 for a ring."),
-    Metric("ps_shard_standbys", "gauge", (), _standbys,
+    Metric("ps_shard_standbys", "gauge", (),
+           _one(lambda report: sum(row.get("standby") is not None for row in report["shards"])),
            "Shards whose standby would take their place without a lost step (`--standby`)."),
     Metric("ps_shard_up", "gauge", ("shard",), _shards_up,
            "1 if the shard answered within a second. If not, its other metrics are omitted."),

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,10 +78,8 @@ def adagrad(values: Tensors, gradients: Tensors, states: States, options: Option
     first = own.pop("initial_accumulator_value")
     for one, state in zip(values, states, strict=True):
         if not state:
-            state["step"], state["sum"] = (
-                torch.zeros((), dtype=torch.float32, device="cpu"),
-                torch.full_like(one, first),
-            )
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
+            state["sum"] = torch.full_like(one, first)
         state["step"] += 1
     sums, steps = [state["sum"] for state in states], [state["step"] for state in states]
     torch._fused_adagrad_(values, _means(gradients, divisor), sums, steps, **own)
@@ -135,11 +133,14 @@ _FUSED: Mapping[str, frozenset[torch.dtype]] = {
 """The dtypes of `KERNELS`, which are 3 to 10 times as fast as torch's loop on a 4 MiB slice."""
 
 
-class SliceStep(Protocol):
-    """Applies a round's gradients to a slice's values."""
+class SliceStep:
+    """Applies a round's gradients to a slice's values.
+
+    Without an optimizer the values become the mean: the hub averages, and the workers' optimizers step.
+    """
 
     def check(self, hyper: Hyper) -> None:
-        """Checks the hyperparameters of a step.
+        """Checks the hyperparameters of a step; without an optimizer none are used.
 
         Raises:
             ConfigError: `step` cannot use them.
@@ -161,15 +162,17 @@ class SliceStep(Protocol):
             NonFinite: The sum has a NaN or an infinity that must be refused. The affected elements are
                 unchanged, but other elements may have stepped, so the values are at no single step.
         """
+        torch.div(summed(gradients, scratch), count, out=values)
 
     def state(self) -> dict[str, Tensor]:
         """Returns the tensors that a checkpoint saves besides the values; not copies."""
+        return {}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restores a state from `state()` and takes ownership of its tensors."""
 
 
-class FusedStep:
+class FusedStep(SliceStep):
     """One slice's optimizer: a compiled loop if there is one, otherwise torch's kernel.
 
     Attributes:
@@ -269,24 +272,6 @@ def step_together(
         )
 
 
-class Assign:
-    """Makes the values the mean: the hub averages, and the workers' optimizers step."""
-
-    def check(self, hyper: Hyper) -> None:
-        """Accepts any hyperparameters, because none are used."""
-
-    def step(
-        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
-    ) -> None:
-        torch.div(summed(gradients, scratch), count, out=values)
-
-    def state(self) -> dict[str, Tensor]:
-        return {}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Does nothing: there is no state."""
-
-
 def optimizer_for(
     name: str, dtype: torch.dtype, device: torch.device = _CPU, *, finite: bool = False
 ) -> SliceStep:
@@ -299,7 +284,7 @@ def optimizer_for(
         ConfigError: The hub does not support the optimizer, or not on this device.
     """
     if not name:
-        return Assign()
+        return SliceStep()
     check_name(name)
     if name in KERNELS and dtype in _FUSED[name]:
         return FusedStep(name, KERNELS[name], finite=finite)

@@ -21,7 +21,7 @@ from torch import Tensor
 from hubring.ps.optim.sums import MOST, finite_sum, loops_work, summed
 
 if TYPE_CHECKING:
-    from hubring.ps.optim.llvm_loops import Arithmetic, Vector
+    from hubring.ps.optim.llvm_loops import Arithmetic, Numbers, Vector, Vectors
 
 State = dict[str, Tensor]
 Options = Mapping[str, Any]
@@ -51,7 +51,7 @@ class StepArithmetic(NamedTuple):
 
     state: tuple[str, ...]
     numbers: Callable[[Options, State], Mapping[str, float]]
-    write: Callable[[Arithmetic, Vector, list[Vector], Vector, Mapping[str, Vector]], list[Vector]]
+    write: Callable[[Arithmetic, Vector, Vectors, Vector, Numbers], Vectors]
 
 
 class OnePass:
@@ -74,9 +74,7 @@ class OnePass:
         self._sum = finite_sum if finite else summed
         names = step.numbers(options, {"step": torch.ones((), dtype=torch.float32, device="cpu")})
 
-        def body(
-            at: Arithmetic, changed: list[Vector], read: list[Vector], number: Mapping[str, Vector]
-        ) -> list[Vector]:
+        def body(at: Arithmetic, changed: Vectors, read: Vectors, number: Numbers) -> Vectors:
             total = at.sum(read)
             mean = at.div(total, number["count"])
             gradient = at.neg(mean) if options["maximize"] else mean
@@ -141,6 +139,17 @@ class OnePass:
         return elements + self._loop(changed, gradients, numbers)
 
 
+_SAMPLE: Options = {
+    "lr": 0.03,
+    "momentum": 0.9,
+    "dampening": 0.2,
+    "weight_decay": 0.01,
+    "betas": (0.9, 0.99),
+    "eps": 1e-6,
+}
+"""Numbers with which a loop is compared with torch's kernel."""
+
+
 def one_pass(name: str, kernel: Kernel, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
     """Returns a replacement for torch's fused kernel; None if there is none.
 
@@ -151,22 +160,31 @@ def one_pass(name: str, kernel: Kernel, gradients: int, options: Options, *, fin
         options: The options that are zero select the arithmetic.
         finite: Whether elements stay unchanged where the sum of the gradients is NaN or infinite.
     """
-    if gradients > MOST or not loops_work():
+    if name not in _ARITHMETIC or gradients > MOST or not loops_work():
         return None
-    if name == "SGD":
-        plain, decays = options["momentum"] == 0, options["weight_decay"] != 0
-        return _sgd(kernel, gradients, plain, decays, options["nesterov"], options["maximize"], finite)
-    if name not in ("Adam", "AdamW") or options["amsgrad"] or options["betas"][0] < _LEAST_BETA:
+    if name != "SGD" and (options["amsgrad"] or options["betas"][0] < _LEAST_BETA):
         return None
-    decay = options["weight_decay"] != 0, options["decoupled_weight_decay"]
-    return _adam(kernel, gradients, *decay, options["maximize"], finite)
+    nonzero = {option: number for option, number in _SAMPLE.items() if options.get(option)}
+    sample = {**options, **nonzero, "lr": _SAMPLE["lr"]}
+    return _compiled(name, kernel, gradients, tuple(sample.items()), finite)
 
 
 @cache
-def _sgd(
-    kernel: Kernel, gradients: int, plain: bool, decays: bool, nesterov: bool, maximize: bool, finite: bool
+def _compiled(
+    name: str, kernel: Kernel, gradients: int, sample: tuple[tuple[str, Any], ...], finite: bool
 ) -> OnePass | None:
-    """Compiles `torch.optim.SGD`; `plain` means without momentum."""
+    """Compiles the step; returns None if its results on random numbers differ bitwise from torch's."""
+    options = dict(sample)
+    made = OnePass(_ARITHMETIC[name](options), kernel, gradients, options, finite=finite)
+    if _agrees(made, kernel, gradients, options):
+        return made
+    log.info("%s uses torch's kernel: the compiled loop rounds differently on this processor", name)
+    return None
+
+
+def _sgd(options: Options) -> StepArithmetic:
+    """Returns the arithmetic of `torch.optim.SGD`."""
+    plain, decays, nesterov = options["momentum"] == 0, options["weight_decay"] != 0, options["nesterov"]
 
     def numbers(options: Options, _: State) -> Mapping[str, float]:
         return {
@@ -176,9 +194,7 @@ def _sgd(
             "minus_rate": -options["lr"],
         }
 
-    def write(
-        at: Arithmetic, values: Vector, state: list[Vector], gradient: Vector, number: Mapping[str, Vector]
-    ) -> list[Vector]:
+    def write(at: Arithmetic, values: Vector, state: Vectors, gradient: Vector, number: Numbers) -> Vectors:
         if decays:
             gradient = at.fma(values, number["decay"], gradient)
         if plain:
@@ -187,23 +203,12 @@ def _sgd(
         step = at.fma(buffer, number["momentum"], gradient) if nesterov else buffer
         return [at.fma(step, number["minus_rate"], values), buffer]
 
-    step = StepArithmetic(() if plain else ("momentum_buffer",), numbers, write)
-    options = {
-        "lr": 0.03,
-        "momentum": 0.0 if plain else 0.9,
-        "dampening": 0.0 if plain or nesterov else 0.2,
-        "weight_decay": 0.01 if decays else 0.0,
-        "nesterov": nesterov,
-        "maximize": maximize,
-    }
-    return _compiled("SGD", step, kernel, gradients, options, finite=finite)
+    return StepArithmetic(() if plain else ("momentum_buffer",), numbers, write)
 
 
-@cache
-def _adam(
-    kernel: Kernel, gradients: int, decays: bool, decoupled: bool, maximize: bool, finite: bool
-) -> OnePass | None:
-    """Compiles `torch.optim.Adam`, or `AdamW` if the decay is `decoupled`."""
+def _adam(options: Options) -> StepArithmetic:
+    """Returns the arithmetic of `torch.optim.Adam`, or `AdamW` if the decay is decoupled."""
+    decays, decoupled = options["weight_decay"] != 0, options["decoupled_weight_decay"]
 
     def numbers(options: Options, state: State) -> Mapping[str, float]:
         (beta1, beta2), taken = options["betas"], float(state["step"])
@@ -218,9 +223,7 @@ def _adam(
             "minus_rate": -(rate / (1 - beta1**taken)),
         }
 
-    def write(
-        at: Arithmetic, values: Vector, state: list[Vector], gradient: Vector, number: Mapping[str, Vector]
-    ) -> list[Vector]:
+    def write(at: Arithmetic, values: Vector, state: Vectors, gradient: Vector, number: Numbers) -> Vectors:
         first, second = state
         if decays and decoupled:
             values = at.mul(values, number["decay"])
@@ -232,28 +235,10 @@ def _adam(
         width = at.add(at.div(at.sqrt(second), number["root"]), number["eps"])
         return [at.add(values, at.div(at.mul(number["minus_rate"], first), width)), first, second]
 
-    step = StepArithmetic(("exp_avg", "exp_avg_sq"), numbers, write)
-    options = {
-        "lr": 0.03,
-        "betas": (0.9, 0.99),
-        "eps": 1e-6,
-        "weight_decay": 0.01 if decays else 0.0,
-        "amsgrad": False,
-        "maximize": maximize,
-        "decoupled_weight_decay": decoupled,
-    }
-    return _compiled("AdamW" if decoupled else "Adam", step, kernel, gradients, options, finite=finite)
+    return StepArithmetic(("exp_avg", "exp_avg_sq"), numbers, write)
 
 
-def _compiled(
-    name: str, step: StepArithmetic, kernel: Kernel, gradients: int, options: Options, *, finite: bool
-) -> OnePass | None:
-    """Compiles the step; returns None if its results on random numbers differ bitwise from torch's."""
-    made = OnePass(step, kernel, gradients, options, finite=finite)
-    if _agrees(made, kernel, gradients, options):
-        return made
-    log.info("%s uses torch's kernel: the compiled loop rounds differently on this processor", name)
-    return None
+_ARITHMETIC = {"SGD": _sgd, "Adam": _adam, "AdamW": _adam}
 
 
 def _agrees(made: OnePass, kernel: Kernel, gradients: int, options: Options) -> bool:

@@ -71,7 +71,9 @@ class Arithmetic:
         return self._builder.call(known or ir.Function(module, kind, name), given)
 
 
-Body = Callable[[Arithmetic, list[Vector], list[Vector], Mapping[str, Vector]], list[Vector]]
+Vectors = list[Vector]
+Numbers = Mapping[str, Vector]
+Body = Callable[[Arithmetic, Vectors, Vectors, Numbers], Vectors]
 """Computes new vectors for the changed tensors from the vectors of the changed tensors, the vectors of the
 read tensors, and the numbers by name. In a loop that adds up, the last result is the vector to add."""
 

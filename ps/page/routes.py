@@ -201,11 +201,10 @@ class _Headed:
                 message = {**message, "headers": [*message["headers"], *self._headers]}
             await send(message)
 
+        inner = self._inner
         if self._names and (called := _called(scope)) not in self._names:
-            refusal = PlainTextResponse(f"Unknown host {called}; use the address in the hub's banner.", 421)
-            await refusal(scope, receive, send_headed)
-            return
-        await self._inner(scope, receive, send_headed)
+            inner = PlainTextResponse(f"Unknown host {called}; use the address in the hub's banner.", 421)
+        await inner(scope, receive, send_headed)
 
 
 def _called(scope: Scope) -> str:
@@ -223,9 +222,8 @@ class _Looks:
     async def page(self, request: Request) -> Response:
         asked = request.query_params
         rendering = await self._renderer.latest()
-        return HTMLResponse(
-            html_page(rendering, tables=asked.get("view") == "tables", still="still" in asked)
-        )
+        page = html_page(rendering, tables=asked.get("view") == "tables", still="still" in asked)
+        return HTMLResponse(page)
 
     async def events(self, request: Request) -> Response:
         return _Events(self._broadcast.watch())
@@ -234,9 +232,8 @@ class _Looks:
         return JSONResponse(await self._reader.read(ASKED_SECONDS))
 
     async def metrics(self, request: Request) -> Response:
-        return Response(
-            metrics.exposition(await self._reader.read(ASKED_SECONDS)), media_type=metrics.CONTENT_TYPE
-        )
+        report = await self._reader.read(ASKED_SECONDS)
+        return Response(metrics.exposition(report), media_type=metrics.CONTENT_TYPE)
 
 
 class _Events(StreamingResponse):
@@ -273,7 +270,12 @@ class _Actions:
 
         async def endpoint(request: Request) -> Response:
             given, by_form = await sent_token(request)
-            status, sentence = await self._answer(given, action)
+            status, sentence = 403, token_objection(given, self._token)
+            try:
+                if not sentence:
+                    status, sentence = 200, await action()
+            except HubringError as error:
+                status, sentence = 409 if isinstance(error, ConfigError) else 503, f"Failed: {error}."
             if not by_form:
                 return PlainTextResponse(sentence, status)
             return HTMLResponse(answer_page("Done" if status == 200 else "Failed", sentence), status)
@@ -293,13 +295,3 @@ class _Actions:
         await self._hub.end("a user ended the job on the status page")
         lost = "steps after the last checkpoint are lost, or all steps without --checkpoint-dir"
         return f"The job ends now; {lost}."
-
-    async def _answer(self, given: str, action: Callable[[], Awaitable[str]]) -> tuple[int, str]:
-        if text := token_objection(given, self._token):
-            return 403, text
-        try:
-            return 200, await action()
-        except ConfigError as error:
-            return 409, f"Failed: {error}."
-        except HubringError as error:
-            return 503, f"Failed: {error}."

@@ -98,9 +98,9 @@ def workers_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
 def _worker_row(worker: WorkerSnapshot, cache: MarkupCache) -> Markup:
     figures = (NOTHING,) * 7
     if worker.present:
-        samples = NOTHING if worker.samples is None else number(worker.samples)
-        speed = grouped(worker.step), number(worker.rate), samples, loss(worker.loss)
-        figures = *speed, *usage_cells(worker.cores, worker.memory, worker.gpu)
+        samples = number(worker.samples_per_second) if worker.samples else NOTHING
+        speed = grouped(worker.step), number(worker.steps_per_second), samples, loss(worker.loss)
+        figures = *speed, *usage_cells(worker.cores, worker.memory_bytes, worker.gpu_bytes)
     shown = worker.rank, state_class(worker.state), worker.doing, worker.replace, figures
     return cache(f"worker-{worker.rank}", _WORKERS.row, *shown, worker.where or NOTHING)
 
@@ -162,7 +162,7 @@ def alarms(snapshot: Snapshot) -> Iterator[str]:
             yield f"Shard {shard.index} ({shard.where}) has been silent for {int(shard.silent)} s."
     held = [worker for worker in snapshot.workers if worker.state == "blocked"]
     if held:
-        longest = int(max(worker.waiting for worker in held))
+        longest = int(max(worker.seconds_waiting for worker in held))
         who = f"the slowest worker is {report['slowest']}" if report["slowest"] else "no worker is slower"
         number_of = "1 worker has" if len(held) == 1 else f"{len(held)} workers have"
         yield f"{number_of} been blocked for up to {longest} s; {who}."
@@ -308,7 +308,7 @@ def _waiting_ranks(snapshot: Snapshot) -> str:
 def _wait_cells(worker: WorkerSnapshot, longest: float) -> tuple[int, int, float, str]:
     """Returns a row's values, rounded so that the row is rendered only on a visible change."""
     share = worker.holding / longest if longest else 0.0
-    return worker.rank, int(worker.waiting), round(20 * share) / 20, f"{worker.holding:.2f}"
+    return worker.rank, int(worker.seconds_waiting), round(20 * share) / 20, f"{worker.holding:.2f}"
 
 
 _SHARDS = TEMPLATES.macros("shards.html")

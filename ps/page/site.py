@@ -27,24 +27,6 @@ from hubring.ps.security import token_file as files
 from hubring.ps.security.token_file import read_secret
 from hubring.ps.transport.host import bracketed, numeric, reachable
 
-LAST_PORT = 65535
-
-
-def choose_port(given: int | None, control: int) -> int:
-    """Returns the port to use: `given`, or else the one after the control port. 0 means a free port.
-
-    Raises:
-        ConfigError: The control port is the last one.
-    """
-    if given is not None:
-        return given
-    if control == LAST_PORT:
-        raise ConfigError(
-            f"--port {control} is the last port, so there is no next one for the status page;"
-            " set --page-port too (0 for a free port), or use --no-page"
-        )
-    return control + 1 if control else 0
-
 
 def take_port(host: str, port: int) -> socket.socket:
     """Opens a listening socket. Early clients wait until the server answers.
@@ -87,7 +69,7 @@ class StatusPage:
         self._config = config
         self._terminal = terminal
         self.token = token or settle_page_token(config.page_token_file)
-        self._listening = take_port(config.host, choose_port(config.page_port, config.port))
+        self._listening = take_port(config.host, config.status_port or 0)
         here = bracketed(reachable(config.host))
         self.port: int = self._listening.getsockname()[1]
         self.address = f"http://{here}:{self.port}"

@@ -71,35 +71,37 @@ class WorkerSnapshot(NamedTuple):
         rank: The rank.
         state: The worker's state.
         where: Host and process; empty if no worker has the rank.
-        step: Completed steps.
-        loss: The last reported loss.
-        rate: Recent steps per second.
-        waiting: Seconds for which the worker has been blocked.
-        silent: Seconds since its last heartbeat.
-        holding: Recent seconds per second for which shards delayed answers to it, summed over the shards.
         why: The reason if the worker failed or was lost.
-        samples: Recent training samples per second; None if the script does not report them.
-        cores: Recent CPU seconds per second.
-        memory: Resident memory in bytes; 0 if it is not known.
-        gpu: GPU memory in bytes; 0 without a GPU.
         replace: The command that replaces the worker, if the job can continue without it.
+        holding: Recent seconds per second for which shards delayed answers to it, summed over the shards.
+        cores: Recent CPU seconds per second.
+        step: Completed steps, like all below from the report.
+        loss: The last reported loss.
+        steps_per_second: The recent speed.
+        samples: Training samples; 0 if the script does not report them.
+        samples_per_second: The recent speed.
+        seconds_waiting: For how long the worker has been blocked.
+        seconds_since_heartbeat: The time since its last heartbeat.
+        memory_bytes: Resident memory; 0 if it is not known.
+        gpu_bytes: GPU memory; 0 without a GPU.
     """
 
     rank: int
     state: WorkerState
     where: str = ""
+    why: str = ""
+    replace: str = ""
+    holding: float = 0.0
+    cores: float = 0.0
     step: int = 0
     loss: float | None = None
-    rate: float = 0.0
-    waiting: float = 0.0
-    silent: float = 0.0
-    holding: float = 0.0
-    why: str = ""
-    samples: float | None = None
-    cores: float = 0.0
-    memory: int = 0
-    gpu: int = 0
-    replace: str = ""
+    steps_per_second: float = 0.0
+    samples: int = 0
+    samples_per_second: float = 0.0
+    seconds_waiting: float = 0.0
+    seconds_since_heartbeat: float = 0.0
+    memory_bytes: int = 0
+    gpu_bytes: int = 0
 
     @property
     def present(self) -> bool:
@@ -110,9 +112,9 @@ class WorkerSnapshot(NamedTuple):
     def doing(self) -> str:
         """The state in words."""
         if self.state == "silent":
-            return f"silent for {int(self.silent)} s"
+            return f"silent for {int(self.seconds_since_heartbeat)} s"
         if self.state == "blocked":
-            return f"blocked for {int(self.waiting)} s"
+            return f"blocked for {int(self.seconds_waiting)} s"
         text = meaning(self.state)
         return f"{text}: {self.why}" if self.why else text
 
@@ -248,19 +250,11 @@ def _workers(report: Mapping[str, Any], held: Mapping[int, float], rates: Rates)
         if rank in present:
             row = present[rank]
             yield WorkerSnapshot(
-                rank=rank,
                 state=_state(row, report),
                 where=f"{row['host']} pid {row['pid']}",
-                step=row["step"],
-                loss=row["loss"],
-                rate=row["steps_per_second"],
-                waiting=row["seconds_waiting"],
-                silent=row["seconds_since_heartbeat"],
                 holding=_per_second(rates, f"held {rank}", held.get(rank, 0.0)),
-                samples=row["samples_per_second"] if row["samples"] else None,
                 cores=_per_second(rates, f"worker {rank}", row["cpu_seconds"]),
-                memory=row["memory_bytes"],
-                gpu=row["gpu_bytes"],
+                **{name: row[name] for name in WorkerSnapshot._fields if name in row},
             )
         else:
             missing = gone.get(rank, WorkerSnapshot(rank, "missing"))

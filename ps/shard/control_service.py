@@ -131,10 +131,10 @@ class ShardControl(ShardControlServicer):
         except HubringError as error:
             return pb.SaveReply(refused=f"shard {self._index}: {error}")
         return pb.SaveReply(
-            file=path.name,
+            file=written.name,
             sha256=written.sha256,
             bytes=written.bytes,
-            keys=sorted(snapshot.keys()),
+            keys=written.keys,
             slowest=min((clock for state in snapshot.values() for clock in state.clocks.values()), default=0),
         )
 

@@ -17,8 +17,7 @@ other operation its part would be missing, so the operation is refused on the ra
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -47,7 +46,7 @@ def reduced(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
     wide = dtype if op in (ReduceOp.MIN, ReduceOp.MAX) else WIDER.get(dtype, dtype)
     total = tensors[0].to(wide, copy=True)
     for tensor in tensors[1:]:
-        _reduce_into(total, tensor.to(wide), op)
+        _REDUCE_INTO[op](total, tensor.to(wide))
     return averaged(total, len(tensors), op).to(dtype)
 
 
@@ -81,29 +80,21 @@ def _adasum_of_two(one: Tensor, two: Tensor) -> Tensor:
     return one * share + two * (1 - common / (2 * other) if other else 1.0)
 
 
-def _reduce_into(total: Tensor, tensor: Tensor, op: ReduceOp) -> None:
-    match op:
-        case ReduceOp.SUM | ReduceOp.AVERAGE:
-            total.add_(tensor)
-        case ReduceOp.PRODUCT:
-            total.mul_(tensor)
-        case ReduceOp.MIN:
-            torch.minimum(total, tensor, out=total)
-        case ReduceOp.MAX:
-            torch.maximum(total, tensor, out=total)
+_REDUCE_INTO: Mapping[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
+    ReduceOp.SUM: Tensor.add_,
+    ReduceOp.AVERAGE: Tensor.add_,
+    ReduceOp.PRODUCT: Tensor.mul_,
+    ReduceOp.MIN: lambda total, tensor: torch.minimum(total, tensor, out=total),
+    ReduceOp.MAX: lambda total, tensor: torch.maximum(total, tensor, out=total),
+}
+"""Adds a tensor to a reduction in place."""
 
 
 Tensors = tuple[Tensor, ...]
 
 REDUCING = {Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER}
-ROOTED = {
-    Collective.BROADCAST,
-    Collective.REDUCE,
-    Collective.GATHER,
-    Collective.SCATTER,
-    Collective.TRANSFER,
-}
 _GIVING = {Collective.BROADCAST, Collective.SCATTER, Collective.TRANSFER}
+ROOTED = {Collective.REDUCE, Collective.GATHER, *_GIVING}
 _BY_ROWS = {Collective.ALLGATHER, Collective.GATHER, Collective.ALLTOALL}
 
 
@@ -230,11 +221,8 @@ def _must_agree(call: Call) -> tuple[object, ...]:
             return call.collective, *((one.dtype, one.shape[1:]) for one in call.layouts)
         case Collective.GATHER:
             # A tensor without dimensions is valid, but not together with tensors that have rows.
-            return (
-                call.collective,
-                call.root,
-                *((one.dtype, one.shape[1:], len(one.shape)) for one in call.layouts),
-            )
+            rows = ((one.dtype, one.shape[1:], len(one.shape)) for one in call.layouts)
+            return call.collective, call.root, *rows
         case Collective.BROADCAST | Collective.SCATTER | Collective.TRANSFER:
             return call.collective, call.root
         case Collective.GROUP:
@@ -357,12 +345,7 @@ def _from_root(call: Call, ranks: Sequence[int], tensors: Tensors) -> dict[int, 
 def _exchanged(parts: Sequence[Part]) -> list[Tensors]:
     """Returns for each member the rows that all members send to it, and their counts."""
     splits = [rows_for(part.call, len(parts)) for part in parts]
-    pieces = []
-    for part, counts in zip(parts, splits, strict=True):
-        *starts, _ = accumulate(counts, initial=0)
-        pieces.append(
-            [part.tensors[0][start : start + count] for start, count in zip(starts, counts, strict=True)]
-        )
+    pieces = [torch.split(part.tensors[0], counts) for part, counts in zip(parts, splits, strict=True)]
     return [
         (
             torch.cat([row[member] for row in pieces]),

@@ -73,8 +73,8 @@ class RoundBook:
         self.closed = 0
         self._open: dict[Key, dict[int, list[_Waiting]]] = {}
         """Parts by rank, each rank's in the order of its calls."""
-        self._joined: dict[int, _Waiting] = {}
-        """In the order in which they joined."""
+        self._joined: dict[int, list[_Waiting]] = {}
+        """The same for join(), in the order in which the ranks joined."""
         self._sent: dict[Sender, _Sent] = {}
 
     def contribute(self, request: Contribute, ticket: Ticket, live: Live) -> list[Delivery]:
@@ -86,7 +86,9 @@ class RoundBook:
         refusal = _refusal(request, sent.settled)
         if refusal is not None:
             return [Delivery(ticket, refusal)]
-        queue = self._queue(request)
+        joins = request.call.collective is Collective.JOIN
+        queues = self._joined if joins else self._open.setdefault(_key(request), {})
+        queue = queues.setdefault(request.sender.rank, [])
         for waiting in queue:
             if waiting.request.sequence == request.sequence:
                 # The first try's memory may be freed with its connection, so use the latest try's.
@@ -95,10 +97,8 @@ class RoundBook:
                 return []
         if queue and queue[-1].request.sequence > request.sequence:
             return [Delivery(ticket, _late(request, queue[-1].request))]
-        if request.call.collective is Collective.JOIN:
-            return self._join(_Waiting(request, [ticket]), live)
         queue.append(_Waiting(request, [ticket]))
-        return self._close(_key(request), live)
+        return self._close_all(live) if joins else self._close(_key(request), live)
 
     def on_view(self, live: Live) -> list[Delivery]:
         """Removes workers that are no longer live, and closes the rounds that waited only for them."""
@@ -106,16 +106,11 @@ class RoundBook:
             sender: sent for sender, sent in self._sent.items() if live.get(sender.rank) == sender.incarnation
         }
         deliveries = []
-        for queues in [*self._open.values(), *[{rank: [one]} for rank, one in self._joined.items()]]:
+        for queues in (*self._open.values(), self._joined):
             for rank, queue in list(queues.items()):
                 if queue and live.get(rank) != queue[0].request.sender.incarnation:
                     del queues[rank]
                     deliveries += [answer for one in queue for answer in one.answer(_fenced(one.request))]
-        self._joined = {
-            rank: one
-            for rank, one in self._joined.items()
-            if live.get(rank) == one.request.sender.incarnation
-        }
         return deliveries + self._close_all(live)
 
     def refuse_all(self, refusal: Refusal) -> list[Delivery]:
@@ -140,26 +135,17 @@ class RoundBook:
 
     def _waiting(self) -> list[_Waiting]:
         """Returns the parts that wait, each rank's in the order of its calls."""
-        parts = [one for queues in self._open.values() for queue in queues.values() for one in queue]
-        return [*parts, *self._joined.values()]
-
-    def _queue(self, request: Contribute) -> list[_Waiting]:
-        rank = request.sender.rank
-        if request.call.collective is Collective.JOIN:
-            return [self._joined[rank]] if rank in self._joined else []
-        return self._open.setdefault(_key(request), {}).setdefault(rank, [])
-
-    def _join(self, joining: _Waiting, live: Live) -> list[Delivery]:
-        self._joined[joining.request.sender.rank] = joining
-        return self._close_all(live)
+        queues = (*self._open.values(), self._joined)
+        return [one for each in queues for queue in each.values() for one in queue]
 
     def _close_all(self, live: Live) -> list[Delivery]:
         deliveries = [answer for key in list(self._open) for answer in self._close(key, live)]
         if self._joined and live.keys() <= self._joined.keys():
             last = CollectiveResult((torch.tensor([list(self._joined)[-1]], device="cpu"),))
             joined, self._joined = self._joined, {}
-            for one in joined.values():
-                deliveries += self._settle(one, last)
+            deliveries += [
+                each for queue in joined.values() for one in queue for each in self._settle(one, last)
+            ]
         return deliveries
 
     def _close(self, key: Key, live: Live) -> list[Delivery]:

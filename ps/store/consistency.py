@@ -12,10 +12,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 
-from hubring.ps.core.errors import ConfigError
-
-MODES = ("bsp", "asp", "ssp", "backup")
-
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
@@ -93,22 +89,6 @@ def BackupWorkers(backup: int) -> Consistency:  # noqa: N802
 
 
 def by_name(mode: str, staleness: int = 0, backup: int = 0) -> Consistency:
-    """Returns the rule for the values of `--mode`, `--staleness` and `--backup`.
-
-    Raises:
-        ConfigError: The mode is unknown, or does not accept a constant.
-    """
-    if mode not in MODES:
-        raise ConfigError(f"--mode {mode} is invalid; use {', '.join(MODES[:-1])} or {MODES[-1]}")
-    if staleness < 0 or (staleness and mode != "ssp"):
-        raise ConfigError(
-            f"--staleness {staleness} is invalid with --mode {mode};"
-            " use --mode ssp and a whole number of at least 0, or leave out --staleness"
-        )
-    if (backup < 1) if mode == "backup" else backup:
-        raise ConfigError(
-            f"--backup {backup} is invalid with --mode {mode};"
-            " use --mode backup and a whole number of at least 1, or leave out both"
-        )
+    """Returns the rule for the values of `--mode`, `--staleness` and `--backup`, which the settings check."""
     rules = {"bsp": BSP(), "asp": ASP(), "ssp": SSP(staleness), "backup": BackupWorkers(backup)}
     return rules[mode]

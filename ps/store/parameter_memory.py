@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.compression import gpu_tensor
-from hubring.ps.compression.gpu_tensor import CudaMemory, Reached, SharedMemory, gpu_name, is_placed
+from hubring.ps.compression.gpu_tensor import CudaMemory, Reached, gpu_name, is_placed
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
 from hubring.ps.core.types import Sender
@@ -55,7 +55,7 @@ class GpuMemory:
         memory: The GPU's memory, shared with other processes.
     """
 
-    def __init__(self, device: torch.device, memory: SharedMemory) -> None:
+    def __init__(self, device: torch.device, memory: CudaMemory) -> None:
         self.device = device
         self._memory = memory
         self._token: Tensor | None = None

@@ -91,10 +91,9 @@ def unwritable(entry: KeyEntry, write: Write) -> Refusal | None:
     if entry.averages and not (entry.coded is not None and isinstance(write, WriteState)):
         text = (
             f"rank {write.sender.rank} sent {what} for key {entry.key}, but with --aggregate the workers hold"
+            " them; run the same Hubring version on the server and all workers"
         )
-        return Refusal(
-            Code.BAD_REQUEST, f"{text} them; run the same Hubring version on the server and all workers"
-        )
+        return Refusal(Code.BAD_REQUEST, text)
     return None if entry.initialised else _no_values(entry)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -22,13 +22,6 @@ from hubring.ps.store.key_state import Contribution, KeyEntry, Reader, Settled
 from hubring.ps.store.parameter_memory import GpuMemory
 
 log = logging.getLogger(__name__)
-
-
-class ViewChange(NamedTuple):
-    """The changes of one view. A rank with a new incarnation has both left and joined."""
-
-    left: Sequence[Sender]
-    joined: Sequence[Sender]
 
 
 class LiveWorkers:
@@ -51,8 +44,12 @@ class LiveWorkers:
         """Returns all live workers."""
         return [Sender(rank, incarnation) for rank, incarnation in self.live.items()]
 
-    def update(self, view: View) -> ViewChange | None:
-        """Applies a view; ignores a view older than the last and returns None."""
+    def update(self, view: View) -> tuple[list[Sender], list[Sender]] | None:
+        """Applies a view; ignores a view older than the last and returns None.
+
+        Returns:
+            The workers that left, and those that joined: a rank with a new incarnation did both.
+        """
         if view.epoch < self.epoch:
             return None
         before = self.live
@@ -61,7 +58,7 @@ class LiveWorkers:
         self.founders = self.founders or view.ranks
         left = [Sender(rank, one) for rank, one in before.items() if self.live.get(rank) != one]
         joined = [sender for sender in self.senders() if before.get(sender.rank) != sender.incarnation]
-        return ViewChange(left, joined)
+        return left, joined
 
 
 class Replica(Protocol):
@@ -117,10 +114,8 @@ class PushRounds:
         hyper = contributions[0].push.hyper
         if self.replica is not None:  # from here on only a NonFinite can keep the round from closing
             total, ranks = self._total(entry, gradients, self.replica), tuple(sorted(excused))
-            by = tuple(contributors)
-            self.replica.append(
-                ClosedRound(entry.key, before, total, len(gradients), hyper, by, absent, ranks)
-            )
+            by, count = tuple(contributors), len(gradients)
+            self.replica.append(ClosedRound(entry.key, before, total, count, hyper, by, absent, ranks))
         entry.step(gradients, hyper, absent, scratch)
         entry.contributions.clear()
         for (push, tickets, _), contributor in zip(contributions, contributors, strict=True):

@@ -152,15 +152,16 @@ class KVStore:
         """Applies a view; ignores a view with an older epoch than the last."""
         if (change := self._workers.update(view)) is None:
             return []
+        left, joined = change
         deliveries = [
             Delivery(ticket, refusals.fenced(sender, view.epoch))
-            for sender in change.left
+            for sender in left
             for entry in self._entries.values()
             for ticket in entry.forget([sender.rank])
         ]
         if self._gpu is not None:
             self._gpu.retain(self._workers.senders())
-        self._start_clocks(change.joined)
+        self._start_clocks(joined)
         for entry in self._entries.values():
             deliveries += self._advance(entry) + self._refuse_orphans(entry)
         return deliveries + self._rounds.on_view(self._workers.live)

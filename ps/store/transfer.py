@@ -24,7 +24,7 @@ from hubring.ps.store.key_table import KeyTable
 
 _T = TypeVar("_T")
 
-_FACTS = "facts"
+_FACTS, _STATE = "facts", "state "
 
 
 class _KeyFacts(msgspec.Struct):
@@ -91,7 +91,7 @@ def _of_key(entry: KeyEntry) -> Transfer:
     )
     tensors = {"values": entry.values.clone()}
     tensors |= {
-        f"state {name}": tensor.clone() if entry.coded else tensor for name, tensor in state.tensors.items()
+        f"{_STATE}{name}": tensor.clone() if entry.coded else tensor for name, tensor in state.tensors.items()
     }
     if entry.coded is not None:
         tensors["code"] = entry.coded.latest.payload.clone()
@@ -100,11 +100,8 @@ def _of_key(entry: KeyEntry) -> Transfer:
 
 def _take_key(transfer: Transfer, entry: KeyEntry) -> None:
     facts = _facts(transfer.tensors, _KeyFacts)
-    named = {
-        name.removeprefix("state "): tensor
-        for name, tensor in transfer.tensors.items()
-        if name.startswith("state ")
-    }
+    states = [name for name in transfer.tensors if name.startswith(_STATE)]
+    named = {name.removeprefix(_STATE): transfer.tensors[name] for name in states}
     entry.write(transfer.tensors["values"], OptimizerState(named, facts.fresh, facts.cuts))
     if entry.coded is not None:
         entry.coded.latest.payload.copy_(transfer.tensors["code"])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hubring.ps.core.errors import EngineMissing
 from hubring.ps.process.child import Child, passing_on
-from hubring.ps.submit import compose, kubernetes, slurm
+from hubring.ps.submit import containers, slurm
 from hubring.ps.submit.job import Submission, assemble
 
 PASSED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -46,13 +46,13 @@ ENGINES = {
     "kubernetes": Engine(
         ("kubectl", "apply", "-f", "-"),  # in its current context and namespace
         "install it, or apply the output of --dry-run on a machine that has it",
-        kubernetes.render,
-        kubernetes.secrets,
+        containers.render_kubernetes,
+        containers.secrets,
     ),
     "compose": Engine(
         ("docker", "compose", "-f", "-", "up"),  # stays in the foreground until the job ends
         "install Docker with the compose plugin, or run the output of --dry-run on a machine that has it",
-        compose.render,
+        containers.render_compose,
     ),
 }
 

@@ -25,6 +25,10 @@ PORT = 5555
 GRACE_SECONDS = 120
 """Time in seconds between the stop request and the kill, in which the job writes a checkpoint."""
 
+CPUS = 2
+MEMORY_GIB = 4
+"""Defaults for a worker or a server in a container, without --cpus and --memory."""
+
 RESTARTS = 3
 """How often a job with checkpoints restarts after a loss if --restarts is not set."""
 
@@ -66,6 +70,16 @@ class Submission(Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """The job's name in the engine."""
         return self.config.job_name
+
+    @property
+    def cpus(self) -> int:
+        """Cores per worker in a container."""
+        return self.config.cpus or CPUS
+
+    @property
+    def memory(self) -> int:
+        """GiB per worker in a container. This includes /dev/shm, which counts as memory of its container."""
+        return self.config.memory or MEMORY_GIB
 
     @property
     def per_node(self) -> int:
@@ -137,9 +151,8 @@ def assemble(
     config = load(SubmitConfig, {name: flags.get(name) for name in own}, config_file, variables)
     workers, nodes = _layout(config)
     passed = {name: flags[name] for name in flags.keys() - own}
-    rest = {
-        name: text for name, text in variables.items() if name not in {f"PS_{one.upper()}" for one in own}
-    }
+    own_variables = {f"PS_{name.upper()}" for name in own}
+    rest = {name: text for name, text in variables.items() if name not in own_variables}
     _check_places(config_file, rest)
     worker, server = _settle(passed, workers, config_file, rest)
     _check_topology(server, worker)
@@ -172,7 +185,7 @@ def _settle(
     saves = worker.topology == "ring" or worker.aggregate
     if saves:
         worker = load_worker(given(WorkerConfig, ()) | there, config_file, variables)
-    listens = {"host": "0.0.0.0", "once": True, "workers": workers}  # noqa: S104
+    listens = {"host": "0.0.0.0", "port": PORT, "once": True, "workers": workers}  # noqa: S104
     flags = given(ServerConfig, _CHECKPOINT_FLAGS if saves else ()) | listens
     return worker, load_server(flags, config_file, others if saves else variables)
 

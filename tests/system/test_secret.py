@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.submit.kubernetes import TOKENS_FILE, new_secret
+from hubring.ps.submit.containers import TOKENS_FILE, new_secret
 from tests.support.processes.cluster import SMALL, Cluster, mounted
 from tests.support.submissions import IMAGE, inside, job, jobs
 

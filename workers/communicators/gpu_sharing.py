@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hubring.ps.client.client import KVClient
 from hubring.ps.compression import gpu_tensor
-from hubring.ps.compression.gpu_tensor import MAX_BYTES, CudaMemory, Reached, SharedMemory, gpu_name
+from hubring.ps.compression.gpu_tensor import MAX_BYTES, CudaMemory, Reached, gpu_name
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
 from hubring.ps.core.types import HyperTable, Slice, StepHyper
@@ -63,7 +63,7 @@ class PlacedBucket:
         bucket: Bucket,
         slices: Sequence[Slice],
         lands: Lands,
-        memory: SharedMemory,
+        memory: CudaMemory,
         reached: Reached,
         allocate: Allocate,
     ) -> None:
@@ -111,14 +111,12 @@ class PlacedBucket:
         self._stage.device.copy_in(values, target, self._memory.mark(place.ready))
 
 
-def own_gpu(device: torch.device) -> tuple[str, SharedMemory]:
+def own_gpu(device: torch.device) -> tuple[str, CudaMemory]:
     """Returns the unique name of the device's GPU, and its memory."""
     return gpu_name(device), CudaMemory(device)
 
 
-def shared_memory(
-    shards: Sequence[ShardAddress], buckets: Sequence[Bucket], mode: str
-) -> SharedMemory | None:
+def shared_memory(shards: Sequence[ShardAddress], buckets: Sequence[Bucket], mode: str) -> CudaMemory | None:
     """Returns the GPU memory that holds all shards and buckets; otherwise logs the reason and returns None.
 
     Args:
@@ -140,7 +138,7 @@ def shared_memory(
     return memory
 
 
-def _accepted(invitations: list[str], shards: int, buckets: Sequence[Bucket], mode: str) -> SharedMemory:
+def _accepted(invitations: list[str], shards: int, buckets: Sequence[Bucket], mode: str) -> CudaMemory:
     devices = {bucket.values.device for bucket in buckets}
     if len(invitations) < shards:
         raise ConfigError(f"only {len(invitations)} of {shards} shards are on a GPU")

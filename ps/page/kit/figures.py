@@ -58,12 +58,7 @@ def signed(share: float) -> str:
 def duration(seconds: float) -> str:
     """Formats a duration with its two largest units, from days to whole seconds."""
     whole = int(seconds)
-    parts = [
-        (whole // 86400, "d"),
-        (whole // 3600 % 24, "h"),
-        (whole // 60 % 60, "min"),
-        (whole % 60, "s"),
-    ]
+    parts = [(whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
     first = next((index for index, (count, _) in enumerate(parts) if count), len(parts) - 1)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count) or "0 s"
 

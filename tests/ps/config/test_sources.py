@@ -135,6 +135,7 @@ def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
         ({"no_page": True, "page_port": 8080}, "--page-port 8080 configures the status page"),
         ({"no_page": True, "page_token_file": Path("t")}, "--page-token-file t configures the status page"),
         ({"port": 5555, "page_port": 5555}, "--page-port 5555 is also the control port"),
+        ({"port": 65535}, "set --page-port too"),
         ({"page_port": 70000}, "a port from 0 to 65535"),
         ({"colocate": True, "device": "cuda"}, "--device cuda applies to shards on this host"),
         *(

@@ -41,11 +41,10 @@ def test_each_finding_has_its_message_and_its_fix(case: Case) -> None:
 
 def see_gpus(monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
     """Lets torch be one that is built for CUDA and finds GPUs; what is computed there is on the CPU."""
-    ones, full = torch.ones, torch.full
+    ones = torch.ones
     properties = SimpleNamespace(name="NVIDIA H100", total_memory=80 * GIB, major=9, minor=0)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "ones", lambda *shape, device, dtype: ones(*shape, dtype=dtype))
-    monkeypatch.setattr(torch, "full", lambda *arguments, device, dtype=None: full(*arguments, dtype=dtype))
     for name, value in {
         "is_available": True,
         "init": None,

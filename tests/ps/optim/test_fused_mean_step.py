@@ -134,11 +134,11 @@ def test_a_loop_that_rounds_otherwise_than_torch_is_not_used(
         return at.add(at.mul(one, two), three)
 
     monkeypatch.setattr("hubring.ps.optim.llvm_loops.Arithmetic.fma", round_twice)
-    fused_mean_step._sgd.cache_clear()
+    fused_mean_step._compiled.cache_clear()
     with caplog.at_level(logging.INFO):
         assert one_pass("SGD", KERNELS["SGD"], 2, options_of("SGD", {"momentum": 0.9}), finite=True) is None
     assert "SGD uses torch's kernel" in caplog.text
-    fused_mean_step._sgd.cache_clear()
+    fused_mean_step._compiled.cache_clear()
 
 
 @pytest.fixture

@@ -8,21 +8,7 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.page.site import choose_port, settle_page_token, take_port
-
-
-@pytest.mark.parametrize(
-    ("given", "control", "chosen"), [(None, 5555, 5556), (None, 0, 0), (8080, 5555, 8080), (0, 5555, 0)]
-)
-def test_without_a_port_it_is_the_one_after_the_control_port(
-    given: int | None, control: int, chosen: int
-) -> None:
-    assert choose_port(given, control) == chosen
-
-
-def test_after_the_last_port_there_is_none() -> None:
-    with pytest.raises(ConfigError, match="set --page-port too"):
-        choose_port(None, 65535)
+from hubring.ps.page.site import settle_page_token, take_port
 
 
 def test_a_client_that_connects_before_the_page_serves_waits() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubring.ps.core.messages import Pull
-from hubring.ps.store.consistency import ASP, SSP, BackupWorkers
-from tests.support.store import answered, hub, parameters, push, sender, values_of
+from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency, by_name
+from tests.support.store import ADD, answered, hub, parameters, push, sender, values_of
 
 
 def test_asp_applies_on_arrival_and_counts_staleness() -> None:
@@ -75,3 +75,28 @@ def test_backup_workers_close_a_round_with_the_first_gradients_and_drop_the_late
     assert parameters(store).tolist() == [3.0] * 4
     assert store.stats().dropped == 1
     assert not any(values_of(reply).stable for _, reply in deliveries)
+
+
+@pytest.mark.parametrize(("consistency", "times"), [(BSP(), 1), (ASP(), 0)])
+def test_ranks_in_lockstep_that_differ_in_an_option_are_named_once(
+    consistency: Consistency, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = hub(consistency, 3)
+    for step in range(3):
+        for rank in range(3):
+            halved = rank == 2 and step > 0
+            store.handle(push(rank, step, hyper={**ADD, "lr": 0.05 if halved else 0.1}), (step, rank))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == times
+    for text in told:
+        assert (
+            "rank 0 has lr=0.1 in step 2, and rank 2 has lr=0.05; the hub steps with those of rank 0" in text
+        )
+        assert "hubring.allreduce" in text
+
+
+def test_a_name_with_its_constants_makes_the_rule() -> None:
+    assert by_name("bsp") == BSP()
+    assert by_name("asp") == ASP()
+    assert by_name("ssp", staleness=3) == SSP(3)
+    assert by_name("backup", backup=1) == BackupWorkers(1)

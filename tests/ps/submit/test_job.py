@@ -16,7 +16,7 @@ from hubring.ps.core.errors import ConfigError, EngineMissing
 from hubring.ps.security import private_file, token_file
 from hubring.ps.security.guard import Role
 from hubring.ps.security.keyring import Keyring
-from hubring.ps.submit import kubernetes
+from hubring.ps.submit import containers
 from hubring.ps.submit.engine import ENGINES, Engine, send
 from tests.support.submissions import IMAGE, job, program
 
@@ -223,15 +223,15 @@ def test_only_the_engine_sees_the_tokens(
 
 
 def test_the_workers_token_is_theirs_alone_and_fits_the_servers(tmp_path: Path) -> None:
-    found = kubernetes.new_secret(job(engine="kubernetes", image=IMAGE, workers=2))["stringData"]
+    found = containers.new_secret(job(engine="kubernetes", image=IMAGE, workers=2))["stringData"]
     for name, text in found.items():
         private_file.write(tmp_path / name, text)
-    ring = Keyring(tmp_path / kubernetes.TOKENS_ENTRY)
-    assert token_file.read_tokens(tmp_path / kubernetes.WORKER_ENTRY) == {
+    ring = Keyring(tmp_path / containers.TOKENS_ENTRY)
+    assert token_file.read_tokens(tmp_path / containers.WORKER_ENTRY) == {
         Role.WORKER: ring.tokens[Role.WORKER]
     }
     assert ring.identity is not None
-    assert kubernetes.new_secret(job(engine="kubernetes", image=IMAGE, workers=2))["stringData"] != found
+    assert containers.new_secret(job(engine="kubernetes", image=IMAGE, workers=2))["stringData"] != found
 
 
 def test_a_job_that_is_handed_over_ends_in_a_result(

@@ -12,7 +12,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from hubring.ps.submit import kubernetes
+from hubring.ps.submit import containers
 from tests.support.submissions import IMAGE, documents, job
 
 Manifest = dict[str, Any]
@@ -73,7 +73,7 @@ def jobs_of(manifest: Manifest) -> list[Manifest]:
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
 def test_kubernetes_would_take_the_manifests(kind: str, flags: dict[str, Any]) -> None:
     found = documents("kubernetes", "train.py", kind=kind, **flags)
-    found.append(kubernetes.new_secret(job(engine="kubernetes", image=IMAGE, workers=2)))
+    found.append(containers.new_secret(job(engine="kubernetes", image=IMAGE, workers=2)))
     assert {"NetworkPolicy", "JobSet" if kind == "jobset" else "TrainJob"} <= {one["kind"] for one in found}
     for manifest in found:
         check(manifest)

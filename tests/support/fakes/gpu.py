@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hubring.ps.compression.gpu_tensor import GpuTensor, Mark
+from hubring.ps.compression.gpu_tensor import CudaMemory, GpuTensor, Mark
 from hubring.ps.core.errors import ConfigError
 from tests.support.fakes.lazy_device import LazyDevice
 
 GPU = "GPU-fake"
 
 
-class FakeMemory:
+class FakeMemory(CudaMemory):
     """The GPU as all processes see it; `device.log` lists the stamps that a process has waited for."""
 
     def __init__(self) -> None:
         self.device = LazyDevice()
         self.opened: list[bytes] = []
         self._storages: dict[bytes, Tensor] = {}
-        self._marks: dict[bytes, Mark] = {}
+        self._events: dict[bytes, Mark] = {}
 
     def share(self, tensor: Tensor) -> GpuTensor:
         storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
@@ -28,17 +28,17 @@ class FakeMemory:
         whole = GpuTensor(handle, storage.numel(), 0, b"", 0, b"", False)
         return whole.part(tensor.data_ptr() - storage.data_ptr())
 
-    def reach(self, placement: GpuTensor) -> Tensor:
-        self.opened.append(placement.handle)
-        if placement.handle not in self._storages:
+    def reach(self, there: GpuTensor) -> Tensor:
+        self.opened.append(there.handle)
+        if there.handle not in self._storages:
             raise ConfigError("cannot reach another process's memory")
-        return self._storages[placement.handle]
+        return self._storages[there.handle]
 
     def stamp(self, tensor: Tensor) -> bytes:
         event = f"{tensor.data_ptr()}".encode()
         self.device.compute("step", lambda: None)
-        self._marks[event] = self.device.mark()
+        self._events[event] = self.device.mark()
         return event
 
     def mark(self, event: bytes) -> Mark:
-        return self._marks[event]
+        return self._events[event]

@@ -1,3 +1,5 @@
+"""A missing optional package is named with how to install it, and a file that hides a package is named."""
+
 from __future__ import annotations
 
 import importlib
@@ -10,6 +12,14 @@ import pytest
 from hubring.ps.core import packages
 
 ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("module", packages.EXTRAS)
+def test_pyproject_has_the_extra_and_the_extra_installs_the_package(module: str) -> None:
+    package, extra = packages.EXTRAS[module]
+    assert any(line.startswith(f"{package}>=") for line in PROJECT["optional-dependencies"][extra])
+    assert not any(line.startswith(package) for line in PROJECT["dependencies"])
 
 
 @pytest.fixture
@@ -42,7 +52,6 @@ def test_a_package_that_is_installed_nowhere_else_hides_nothing(
 
 
 def test_packages_are_among_what_is_installed() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    installed = {name.partition(">")[0] for name in project["dependencies"]}
+    installed = {name.partition(">")[0] for name in PROJECT["dependencies"]}
     named = {"google": "protobuf", "grpc": "grpcio", "zmq": "pyzmq"}
     assert {named.get(name, name) for name in packages.PACKAGES} <= installed
