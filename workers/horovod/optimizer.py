@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hubring.workers.horovod.collectives.compression import Compression, Compressor
 from hubring.workers.horovod.collectives.operation import Adasum, Average
-from hubring.workers.horovod.compression import Compression, Compressor
-from hubring.workers.horovod.gradient_groups import Groups, NamedParameters, buckets_of, duplicates, names_of
-from hubring.workers.horovod.gradients import ExchangeOptions, GradientExchange, HorovodTrainer, reduction
+from hubring.workers.horovod.gradient_groups import Groups, NamedParameters, duplicates
+from hubring.workers.horovod.gradients import ExchangeOptions, GradientExchange
 from hubring.workers.horovod.world import ProcessSet, current, global_process_set
 
 __all__ = ["DistributedOptimizer", "_DistributedAdasumOptimizer", "_DistributedOptimizer"]
@@ -50,7 +50,6 @@ class WrappedOptimizer(Optimizer):
     _parameter_names: dict[torch.Tensor, str]
     _compression: type[Compressor]
     _exchange: GradientExchange
-    _trainer: HorovodTrainer
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -64,21 +63,13 @@ class WrappedOptimizer(Optimizer):
 
     def wrap(self, options: ExchangeOptions) -> None:
         """Begins the exchange of an optimizer whose groups are complete."""
-        how = reduction(options)
-        self._parameter_names = names_of(self, options.named_parameters)
-        held = [parameter for group in self.param_groups for parameter in group["params"]]
-        trained = {one: self._parameter_names[one] for one in held if one.requires_grad}
-        buckets = buckets_of(trained, options.groups, options.process_set)
-        # Before the exchange, so that the delays of a slowed worker run before the exchange's gradient hooks.
-        named = {name: one for one, name in trained.items()}
-        self._trainer = HorovodTrainer(named, lambda: self._exchange.seconds, lambda: self.param_groups)
+        self._exchange = GradientExchange(self, options)
+        self._parameter_names = self._exchange.names
         self._compression = options.compression
         self.backward_passes_per_step = options.backward_passes_per_step
         self.op, self.process_set = options.op, options.process_set
         self.sparse_as_dense = options.sparse_as_dense
         self.gradient_predivide_factor = options.gradient_predivide_factor
-        self._exchange = GradientExchange(trained, buckets, how, options)
-        self._trainer.begin()
 
     @property
     def _allreduce_delay(self) -> dict[torch.Tensor, int]:
@@ -169,7 +160,7 @@ class AveragingOptimizer(WrappedOptimizer):
         Raises:
             HorovodInternalError: Ranks disagree, or a rank is lost.
         """
-        self._exchange.settle()
+        self._exchange.reduce()
         self._synchronized = True
 
     @contextmanager
@@ -201,7 +192,7 @@ class AveragingOptimizer(WrappedOptimizer):
         else:
             loss = super().step(lambda: self._after_backward(closure))
         self._synchronized = False
-        self._trainer.step_completed()
+        self._exchange.step_completed()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # the wrapped step runs torch's hooks
@@ -273,7 +264,7 @@ class DeltaOptimizer(WrappedOptimizer):
         """
         step: Callable[[], Any] = super().step if closure is None else partial(super().step, closure)
         loss = self._exchange.reduce_changes(step)
-        self._trainer.step_completed()
+        self._exchange.step_completed()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # the wrapped step runs torch's hooks

@@ -13,10 +13,10 @@ import torch
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hubring.workers.horovod.collectives.allgather import allgather_async
+from hubring.workers.horovod.basics import size
 from hubring.workers.horovod.collectives.allreduce import allreduce_async
+from hubring.workers.horovod.collectives.moving import allgather_async
 from hubring.workers.horovod.collectives.operation import Sum, synchronize
-from hubring.workers.horovod.lifecycle import size
 
 Tensor = torch.Tensor
 

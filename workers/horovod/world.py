@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from hubring.workers import collectives
 from hubring.workers.collectives import Group
 from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.horovod.collectives.handles import Handles, Pending, Timeline
 from hubring.workers.horovod.errors import HorovodInternalError, RefusedCall, translated
-from hubring.workers.horovod.operations import Handles, Pending, Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _check_build() -> int:
-    from hubring.workers.horovod.build import check_build
+    from hubring.workers.horovod.basics import check_build
 
     print(check_build())
     return 0

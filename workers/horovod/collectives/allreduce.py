@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from hubring.workers import collectives
+from hubring.workers.horovod.collectives.compression import Compression, Compressor
 from hubring.workers.horovod.collectives.operation import (
     Reduction,
     begin_reduction,
     chosen,
     gradient_name,
     synchronize,
+    waiting,
     written,
 )
-from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.world import OperationCall, ProcessSet, global_process_set
 
 Tensor = torch.Tensor
@@ -95,19 +96,8 @@ def allreduce(
     return compression.decompress(HorovodAllreduce.apply(small, None, name, op, *factors, process_set), ctx)
 
 
-def allreduce_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """Like `allreduce`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
-    return synchronize(
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
+allreduce_ = waiting(allreduce_async_)
+"""Like `allreduce`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
 
 
 def grouped_allreduce_async(
@@ -161,19 +151,8 @@ def grouped_allreduce(
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, small, strict=True)]
 
 
-def grouped_allreduce_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[Tensor, ...]:
-    """Runs `allreduce_` of many tensors in one exchange."""
-    return synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
+grouped_allreduce_ = waiting(grouped_allreduce_async_)
+"""Runs `allreduce_` of many tensors in one exchange."""
 
 
 class HorovodAllreduce(torch.autograd.Function):

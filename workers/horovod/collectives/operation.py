@@ -8,16 +8,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec
 
 import torch
 
 from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives
 from hubring.workers.communicators.base import CollectiveWork
+from hubring.workers.horovod.collectives.handles import Handles
 from hubring.workers.horovod.errors import translated
-from hubring.workers.horovod.operations import Handles
 from hubring.workers.horovod.world import (
     OperationCall,
     ProcessSet,
@@ -26,6 +26,8 @@ from hubring.workers.horovod.world import (
     global_process_set,
     started,
 )
+
+P = ParamSpec("P")
 
 Average = 0
 Sum = 1
@@ -212,6 +214,16 @@ def synchronize(handle: int) -> Any:
     """
     world = started()
     return None if world is None else world.handles.synchronize(handle)
+
+
+def waiting(start: Callable[P, int]) -> Callable[P, Any]:
+    """Returns the form of an operation that waits for its result, instead of returning a handle."""
+
+    @wraps(start)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return synchronize(start(*args, **kwargs))
+
+    return wait
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
