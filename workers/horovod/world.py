@@ -48,11 +48,7 @@ def neighbourhood(rank: int, hosts: Sequence[Hashable]) -> Neighbourhood:
     # A Counter preserves the order in which hosts first appear, which is the order of their lowest ranks.
     having = [host for host, count in counts.items() if count > local_rank]
     return Neighbourhood(
-        local_rank,
-        counts[here],
-        having.index(here),
-        len(having),
-        len(set(counts.values())) == 1,
+        local_rank, counts[here], having.index(here), len(having), len(set(counts.values())) == 1
     )
 
 

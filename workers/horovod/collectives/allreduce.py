@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hubring.workers import collectives
+from hubring.workers.collectives.groups import waiting
 from hubring.workers.horovod.collectives.compression import Compression, Compressor
 from hubring.workers.horovod.collectives.operation import (
     Reduction,
@@ -16,7 +17,6 @@ from hubring.workers.horovod.collectives.operation import (
     chosen,
     gradient_name,
     synchronize,
-    waiting,
     written,
 )
 from hubring.workers.horovod.world import OperationCall, ProcessSet, global_process_set
@@ -96,7 +96,7 @@ def allreduce(
     return compression.decompress(HorovodAllreduce.apply(small, None, name, op, *factors, process_set), ctx)
 
 
-allreduce_ = waiting(allreduce_async_)
+allreduce_ = waiting(allreduce_async_, synchronize)
 """Like `allreduce`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
 
 
@@ -151,7 +151,7 @@ def grouped_allreduce(
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, small, strict=True)]
 
 
-grouped_allreduce_ = waiting(grouped_allreduce_async_)
+grouped_allreduce_ = waiting(grouped_allreduce_async_, synchronize)
 """Runs `allreduce_` of many tensors in one exchange."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, overload
 import torch
 
 from hubring.workers import collectives
+from hubring.workers.collectives.groups import waiting
 from hubring.workers.horovod.collectives.allreduce import allreduce, grouped_allreduce
 from hubring.workers.horovod.collectives.operation import (
     Average,
@@ -19,7 +20,6 @@ from hubring.workers.horovod.collectives.operation import (
     gradient_name,
     sendable,
     synchronize,
-    waiting,
     written,
 )
 from hubring.workers.horovod.world import OperationCall, ProcessSet, checked, current, global_process_set
@@ -73,7 +73,7 @@ def broadcast(
     return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
 
 
-broadcast_ = waiting(broadcast_async_)
+broadcast_ = waiting(broadcast_async_, synchronize)
 """Like `broadcast`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
 
 

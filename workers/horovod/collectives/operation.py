@@ -8,8 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
-from typing import Any, ParamSpec
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -27,23 +27,13 @@ from hubring.workers.horovod.world import (
     started,
 )
 
-P = ParamSpec("P")
+Average, Sum, Adasum, Min, Max, Product = range(6)
 
-Average = 0
-Sum = 1
-Adasum = 2
-Min = 3
-Max = 4
-Product = 5
-
-REDUCE_OPS = {
-    Average: ReduceOp.AVERAGE,
-    Sum: ReduceOp.SUM,
-    Adasum: ReduceOp.ADASUM,
-    Min: ReduceOp.MIN,
-    Max: ReduceOp.MAX,
-    Product: ReduceOp.PRODUCT,
-}
+REDUCE_OPS = (
+    *(ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM),
+    *(ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT),
+)
+"""The operation of the exchange, by constant."""
 NAMES = "hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product"
 
 
@@ -60,7 +50,7 @@ def chosen(op: int | None, average: bool | None) -> int:
         return Average if average else Sum
     if op is None:
         return Average
-    if op not in REDUCE_OPS:
+    if op not in range(len(REDUCE_OPS)):
         raise ValueError(f"op is {op!r}; expected one of {NAMES}")
     return op
 
@@ -214,16 +204,6 @@ def synchronize(handle: int) -> Any:
     """
     world = started()
     return None if world is None else world.handles.synchronize(handle)
-
-
-def waiting(start: Callable[P, int]) -> Callable[P, Any]:
-    """Returns the form of an operation that waits for its result, instead of returning a handle."""
-
-    @wraps(start)
-    def wait(*args: P.args, **kwargs: P.kwargs) -> Any:
-        return synchronize(start(*args, **kwargs))
-
-    return wait
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

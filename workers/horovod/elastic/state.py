@@ -135,10 +135,7 @@ class ObjectState(State):
         def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
-        self,
-        bcast_object: Broadcast | None = None,
-        get_rank: Callable[[], int] | None = None,
-        **values: Any,
+        self, bcast_object: Broadcast | None = None, get_rank: Callable[[], int] | None = None, **values: Any
     ) -> None:
         super().__init__(bcast_object, get_rank)
         self._saved = values
