@@ -107,10 +107,7 @@ def test_a_network_whose_weights_are_views_of_one_vector(job: Job) -> list[Tenso
     vector = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     nn.utils.vector_to_parameters(vector, model.parameters())
     optimizer = job.wrap(momentum(model), model)
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        vector.clamp_(-0.3, 0.3)
-    return values(model)
+    return trained(job, model, optimizer, after=lambda: vector.clamp_(-0.3, 0.3))
 
 
 @report("Module reuse")

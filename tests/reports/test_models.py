@@ -23,6 +23,7 @@ from tests.reports.training import (
     seeded,
     square,
     step,
+    take,
     trained,
     trained_by,
     values,
@@ -93,12 +94,10 @@ def test_a_discriminator_with_spectral_norm_runs_twice_before_backward(job: Job)
     model, optimizer = prepared(job, seeded(lambda: parametrizations.spectral_norm(nn.Linear(4, 4))), adam)
     fixed = batches(steps=1)[0, :4]
     for batch in batches():
-        optimizer.zero_grad()
         # The power iteration sees weights only, and makes one step in each forward.
         real, fake = model(fixed).mean(), job.loss(batch, lambda part: model.eval()(part).square().mean())
         model.train()
-        (real - fake).backward()
-        optimizer.step()
+        take(optimizer, real - fake)
     return values(model)
 
 

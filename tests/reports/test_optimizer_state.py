@@ -151,10 +151,7 @@ def test_moments_change_in_the_scripts_own_optimizer(
     model = mlp()
     inner = momentum(model)
     optimizer = job.wrap(inner, model)
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        change(inner if own else optimizer)
-    return values(model)
+    return trained(job, model, optimizer, after=lambda: change(inner if own else optimizer))
 
 
 @report(
@@ -163,12 +160,12 @@ def test_moments_change_in_the_scripts_own_optimizer(
 def test_moments_change_between_backward_and_step(job: Job) -> list[Tensor]:
     """Clears moments after the backward of the third step, whose gradients have left by then."""
     model, optimizer = prepared(job, mlp())
-    for turn, batch in enumerate(batches()):
-        job.closure(optimizer, batch, square(model))()
+
+    def clear(turn: int) -> None:
         if turn == 2:
             torch._foreach_zero_([optimizer.state[one]["momentum_buffer"] for one in model.parameters()])
-        optimizer.step()
-    return values(model)
+
+    return trained(job, model, optimizer, before=clear)
 
 
 @report("skorch, fastai, Lightning")

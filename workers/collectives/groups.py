@@ -32,7 +32,10 @@ class Group:
     """
 
     def __init__(self, ranks: Collection[int], own: int, size: int) -> None:
-        _check_ranks(ranks, size)
+        if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < size for rank in ranks):
+            raise UsageError(
+                f"invalid group of ranks {list(ranks)}: pass one or more different ranks from 0 to {size - 1}"
+            )
         self.ranks = tuple(sorted(ranks))
         self.removed = False
         self._own = own
@@ -63,13 +66,6 @@ class Group:
 
     def __str__(self) -> str:
         return f"the group of ranks {list(self.ranks)}"
-
-
-def _check_ranks(ranks: Collection[int], size: int) -> None:
-    if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < size for rank in ranks):
-        raise UsageError(
-            f"invalid group of ranks {list(ranks)}: pass one or more different ranks from 0 to {size - 1}"
-        )
 
 
 class Scope(TypedDict, total=False):

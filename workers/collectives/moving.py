@@ -14,26 +14,10 @@ from hubring.workers.collectives.groups import Scope, begin, into, like, tensor_
 from hubring.workers.communicators.base import CollectiveWork, Communicator, transfer_call
 from hubring.workers.runtime import context
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "gather",
-    "gather_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "recv",
-    "recv_async",
-    "scatter",
-    "scatter_async",
-    "send",
-    "send_async",
-]
+__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "scatter", "scatter_async"]
+__all__ += ["allgather", "allgather_async", "grouped_allgather", "grouped_allgather_async"]
+__all__ += ["alltoall", "alltoall_async", "gather", "gather_async"]
+__all__ += ["recv", "recv_async", "send", "send_async"]
 
 
 def broadcast(tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]) -> Tensor:

@@ -17,22 +17,10 @@ from hubring.ps.store.collective import WIDER, layout_of, objection_to
 from hubring.workers.collectives.groups import Scope, begin, into, like, tensor_of, tensors_of, waiting
 from hubring.workers.communicators.base import CollectiveWork
 
-__all__ = [
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reduce_scatter",
-    "grouped_reduce_scatter_async",
-    "reduce",
-    "reduce_async",
-    "reduce_scatter",
-    "reduce_scatter_async",
-]
+__all__ = ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
+__all__ += ["grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"]
+__all__ += ["reduce", "reduce_async", "reduce_scatter", "reduce_scatter_async"]
+__all__ += ["grouped_reduce_scatter", "grouped_reduce_scatter_async"]
 
 
 def sparse_parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:

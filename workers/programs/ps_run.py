@@ -52,7 +52,10 @@ def run(
     ps-run accepts horovodrun's other flags, and prints which of them have no effect.
     """
     if check_build:
-        raise SystemExit(_check_build())
+        from hubring.workers.horovod import basics  # late: torch
+
+        print(basics.check_build())
+        raise SystemExit
     raise SystemExit(terminal.conclude("ps-run", lambda: _run(command or [], module, flags, jsrun=jsrun)))
 
 
@@ -60,13 +63,6 @@ def main() -> None:
     """Console entry of `ps-run`."""
     elsewhere = "set other options of the server and the workers with PS_* variables: PS_TRACE=DIR ps-run ..."
     terminal.run(app, "ps-run", elsewhere=elsewhere)
-
-
-def _check_build() -> int:
-    from hubring.workers.horovod.basics import check_build
-
-    print(check_build())
-    return 0
 
 
 def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: bool | None) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.bench import cli
-from hubring.workers.bench.case import BenchCase, BenchEntry
+from hubring.workers.bench.case import BenchEntry
 from hubring.workers.bench.summary import BEGIN, END, GPU_NOTE, put_into, read_entries, render, targets
 
 ROOT = Path(__file__).parents[3]
@@ -73,11 +73,11 @@ def test_targets_are_shown_with_the_measured_value_and_whether_it_is_met() -> No
 
 def test_all_that_is_wanted_is_measured_by_the_standard_cases() -> None:
     cases = set(cli.cases_of(None))
-    standard = [target for target in targets() if BenchCase(*target.over.case) in cases]
-    assert all(target.under is None or BenchCase(*target.under.case) in cases for target in standard)
+    standard = [target for target in targets() if target.case in cases]
+    assert all(not target.under or target.under_case in cases for target in standard)
     for row in ("mpi", "hub-colo", "hub-grpc", "ddp-gloo"):
-        assert any(target.over.row == row for target in standard)
-    assert {target.over.case[0] for target in standard if target.over.row == "hub-zmq-tcp"} == {1, 2, 4}
+        assert any(target.over == row for target in standard)
+    assert {target.case.n for target in standard if target.over == "hub-zmq-tcp"} == {1, 2, 4}
 
 
 def test_wrong_elements_are_not_kept_quiet() -> None:

@@ -25,20 +25,9 @@ from hubring.workers.horovod.functions import (
 )
 from hubring.workers.horovod.world import current
 
-__all__ = [
-    "ElasticSampler",
-    "ModelStateHandler",
-    "ObjectState",
-    "OptimizerStateHandler",
-    "SamplerStateHandler",
-    "State",
-    "StateHandler",
-    "TorchState",
-    "get_handler_registry",
-    "run",
-    "run_fn",
-    "set_handler_registry",
-]
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run", "run_fn"]
+__all__ += ["ModelStateHandler", "OptimizerStateHandler", "SamplerStateHandler", "StateHandler"]
+__all__ += ["get_handler_registry", "set_handler_registry"]
 
 log = logging.getLogger(__name__)
 
