@@ -16,8 +16,8 @@ from hubring.workers.horovod.collectives.operation import (
     begin_reduction,
     chosen,
     gradient_name,
+    in_place,
     synchronize,
-    written,
 )
 from hubring.workers.horovod.world import OperationCall, ProcessSet, global_process_set
 
@@ -44,19 +44,8 @@ def allreduce_async(
     return begin_reduction(OperationCall("allreduce", name, process_set), START, [tensor], how, itemgetter(0))
 
 
-def allreduce_async_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Like `allreduce_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
-    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-    call = OperationCall("allreduce", name, process_set)
-    return begin_reduction(call, START, [tensor], how, lambda results: written(tensor, results[0]))
+allreduce_async_ = in_place(allreduce_async)
+"""Like `allreduce_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
 
 
 def allreduce(
@@ -114,22 +103,8 @@ def grouped_allreduce_async(
     return begin_reduction(OperationCall("grouped_allreduce", name, process_set), START, tensors, how, tuple)
 
 
-def grouped_allreduce_async_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Like `grouped_allreduce_async`, but writes the results into `tensors`."""
-    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-
-    def write(results: list[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(written(*pair) for pair in zip(tensors, results, strict=True))
-
-    return begin_reduction(OperationCall("grouped_allreduce", name, process_set), START, tensors, how, write)
+grouped_allreduce_async_ = in_place(grouped_allreduce_async)
+"""Like `grouped_allreduce_async`, but writes the results into `tensors`."""
 
 
 def grouped_allreduce(

@@ -18,9 +18,9 @@ from hubring.workers.horovod.collectives.operation import (
     Average,
     Sum,
     gradient_name,
+    in_place,
     sendable,
     synchronize,
-    written,
 )
 from hubring.workers.horovod.world import OperationCall, ProcessSet, checked, current, global_process_set
 
@@ -31,24 +31,25 @@ def broadcast_async(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Starts a broadcast, and returns a handle. Arguments and errors are those of `broadcast`."""
-    call = OperationCall("broadcast", name, process_set)
-    return _begin_broadcast(call, sendable(tensor), root_rank, lambda result: result)
+    return _begin_broadcast(sendable(tensor), root_rank, name, process_set)
 
 
-def broadcast_async_(
+broadcast_async_ = in_place(broadcast_async)
+"""Like `broadcast_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
+
+
+def _begin_broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Like `broadcast_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
-    sendable(tensor)
-    return overwrite_async(tensor, root_rank, name, process_set)
+    world, ranks = current(), checked(process_set).ranks
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank is {root_rank}; expected one of the members {ranks}")
+    start = partial(collectives.broadcast_async, tensor.detach(), world.members[root_rank])
+    return world.begin(OperationCall("broadcast", name, process_set), start)
 
 
-def overwrite_async(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """`broadcast_async_` for parameters, which can have any memory format."""
-    call = OperationCall("broadcast", name, process_set)
-    return _begin_broadcast(call, tensor, root_rank, lambda result: written(tensor, result))
+overwrite_async = in_place(_begin_broadcast)
+"""`broadcast_async_` for parameters, which can have any memory format."""
 
 
 def broadcast(
@@ -92,16 +93,6 @@ class HorovodBroadcast(torch.autograd.Function):
         name = gradient_name(ctx.name)
         mean = allreduce(gradients[0].contiguous(), name=name, op=Average, process_set=ctx.process_set)
         return (mean if current().rank == ctx.root_rank else torch.zeros_like(mean)), None, None, None
-
-
-def _begin_broadcast(
-    call: OperationCall, tensor: Tensor, root_rank: int, finish: Callable[[Tensor], Tensor]
-) -> int:
-    world, ranks = current(), checked(call.process_set).ranks
-    if root_rank not in ranks:
-        raise ValueError(f"root_rank is {root_rank}; expected one of the members {ranks}")
-    start = partial(collectives.broadcast_async, tensor.detach(), world.members[root_rank])
-    return world.begin(call, start, finish)
 
 
 def allgather_async(

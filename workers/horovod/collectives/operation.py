@@ -8,8 +8,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, ParamSpec
 
 import torch
 
@@ -26,6 +27,8 @@ from hubring.workers.horovod.world import (
     global_process_set,
     started,
 )
+
+P = ParamSpec("P")
 
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
@@ -177,10 +180,19 @@ def gradient_name(name: str | None) -> str | None:
     return None if name is None else f"{name}.gradient"
 
 
-def written(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Overwrites a tensor outside of autograd, and returns it. The tensor can be a parameter."""
-    tensor.detach().copy_(result.reshape(tensor.shape))
-    return tensor
+def in_place(start: Callable[P, int]) -> Callable[P, int]:
+    """Returns the form of an operation that writes its results into its first argument, and returns that."""
+    first = next(iter(signature(start).parameters))
+
+    @wraps(start)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> int:
+        handle = start(*args, **kwargs)
+        current().handles.write(handle, args[0] if args else kwargs[first])
+        return handle
+
+    begin.__name__ = f"{start.__name__}_"
+    begin.__doc__ = f"Starts `{start.__name__}`; the results are written into `{first}`."
+    return begin
 
 
 def poll(handle: int) -> bool:
