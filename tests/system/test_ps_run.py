@@ -178,14 +178,21 @@ def test_ctrl_c_ends_a_start_too() -> None:
 
 
 @pytest.mark.full
-def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "ending"),
+    [(signal.SIGINT, 130, "interrupted after"), (signal.SIGTERM, 75, "stopped on request after")],
+)
+def test_a_signal_is_one_wish_of_all_workers(
+    cluster: Cluster, number: signal.Signals, code: int, ending: str
+) -> None:
     program = ps_run(cluster, "-n", "2", SMALL, "60", "16", "hold", str(cluster.go), "20")
     program.until(lambda: program.said().count("holding at 20") == 2, "hold")
-    program.process.send_signal(signal.SIGINT)
-    program.until(lambda: program.said().count("SIGINT: all workers stop after the same step") == 2, "notice")
+    program.process.send_signal(number)
+    notice = f"{number.name}: all workers stop after the same step"
+    program.until(lambda: program.said().count(notice) == 2, "notice")
     cluster.go.touch()
-    assert program.wait() == 130, program.said()
-    assert "ps-run: interrupted after" in program.said().splitlines()[-1]
+    assert program.wait() == code, program.said()
+    assert f"ps-run: {ending}" in program.said().splitlines()[-1]
 
 
 @pytest.mark.full

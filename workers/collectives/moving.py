@@ -36,7 +36,7 @@ def broadcast_async(
 def broadcast_async_(
     tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
-    """Starts `broadcast_`."""
+    """Starts `broadcast`, and writes the result to `tensor` before the work is done."""
     return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=into(tensor))
 
 
@@ -84,7 +84,7 @@ def allgather_async(tensor: Tensor, name: str | None = None, **scope: Unpack[Sco
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
-    """Starts `grouped_allgather`."""
+    """Starts `allgather` of each tensor, in one exchange."""
     return begin(Collective.ALLGATHER, tensors, name, scope, then=like(tensors))
 
 

@@ -94,7 +94,7 @@ def allreduce_async(
 def allreduce_async_(
     tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
-    """Starts `allreduce_`. The tensor is written before the work is done."""
+    """Starts `allreduce`, and writes the result to `tensor` before the work is done."""
     return begin(Collective.ALLREDUCE, [tensor], name, scope, op=op, then=into(tensor))
 
 
@@ -108,7 +108,7 @@ def grouped_allreduce_async(
     name: str | None = None,
     **scope: Unpack[Scope],
 ) -> CollectiveWork:
-    """Starts `grouped_allreduce`."""
+    """Starts `allreduce` of each tensor, in one exchange. Shapes and dtypes may be mixed."""
     return begin(Collective.ALLREDUCE, tensors, name, scope, op=op, then=like(tensors))
 
 
@@ -122,7 +122,7 @@ def grouped_allreduce_async_(
     name: str | None = None,
     **scope: Unpack[Scope],
 ) -> CollectiveWork:
-    """Starts `grouped_allreduce_`."""
+    """Starts `grouped_allreduce`, and writes the results to `tensors` before the work is done."""
     return begin(Collective.ALLREDUCE, tensors, name, scope, op=op, then=into(*tensors, many=True))
 
 
@@ -156,7 +156,10 @@ def reduce_async(
 def reduce_scatter_async(
     tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
-    """Starts `reduce_scatter`."""
+    """Starts an `allreduce` of which each member gets some rows.
+
+    If the rows do not divide evenly, the first members get one row more.
+    """
     return begin(Collective.REDUCE_SCATTER, [tensor], name, scope, op=op)
 
 
@@ -173,7 +176,7 @@ def grouped_reduce_scatter_async(
     name: str | None = None,
     **scope: Unpack[Scope],
 ) -> CollectiveWork:
-    """Starts `grouped_reduce_scatter`."""
+    """Starts `reduce_scatter` of each tensor, in one exchange."""
     return begin(Collective.REDUCE_SCATTER, tensors, name, scope, op=op, then=like(tensors))
 
 
