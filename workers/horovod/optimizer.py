@@ -26,11 +26,8 @@ __all__ = ["DistributedOptimizer", "_DistributedAdasumOptimizer", "_DistributedO
 
 
 NEVER_CALLED = {
-    "_allreduce_grad_async",
-    "_grouped_allreduce_grad_async",
-    "_make_hook",
-    "_register_hooks",
-    "_sparse_allreduce_grad_async",
+    *("_allreduce_grad_async", "_grouped_allreduce_grad_async", "_sparse_allreduce_grad_async"),
+    *("_make_hook", "_register_hooks"),
 }
 """Methods of Horovod's wrappers that send one gradient. Here many gradients are sent together."""
 
