@@ -57,8 +57,7 @@ def test_weights_that_share_memory_stay_tied(job: Job, tie: object) -> list[Tens
     """Ties by one parameter, a second `Parameter` of the same storage, `.data`, or a transposed view."""
     model = seeded(Autoencoder)
     tie(model)  # type: ignore[operator]
-    optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
 
 
 @report("huggingface/transformers#13030")
@@ -114,5 +113,4 @@ def test_a_network_whose_weights_are_views_of_one_vector(job: Job) -> list[Tenso
 def test_a_layer_used_twice_and_a_module_registered_twice(job: Job) -> list[Tensor]:
     """One `Linear` stands twice in a `Sequential`."""
     layer = seeded(lambda: nn.Linear(4, 4))
-    model, optimizer = prepared(job, nn.Sequential(layer, nn.Tanh(), layer))
-    return trained(job, model, optimizer)
+    return trained(job, *prepared(job, nn.Sequential(layer, nn.Tanh(), layer)))

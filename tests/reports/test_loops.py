@@ -144,8 +144,7 @@ def test_weights_are_drawn_with_another_seed_on_each_rank(job: Job) -> list[Tens
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(job.ranks[0])
-    optimizer = job.wrap(momentum(model), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(momentum(model), model))
 
 
 @report("Proximal training")

@@ -151,8 +151,7 @@ def test_only_adapters_are_given_to_the_optimizer(job: Job) -> list[Tensor]:
     model = mlp()
     model.get_submodule("0").requires_grad_(False)
     adapters = [one for one in model.parameters() if one.requires_grad]
-    optimizer = job.wrap(torch.optim.AdamW(adapters, lr=0.05), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(torch.optim.AdamW(adapters, lr=0.05), model))
 
 
 @report("LayerDrop")

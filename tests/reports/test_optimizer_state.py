@@ -65,9 +65,7 @@ def test_a_checkpoint_is_loaded_before_or_after_wrapping(job: Job, late: bool) -
         optimizer = job.wrap(optimizer, model)
     load_model(model, saved)
     optimizer.load_state_dict(saved["optimizer"])
-    if not late:
-        optimizer = job.wrap(optimizer, model)
-    return trained(job, model, optimizer)
+    return trained(job, model, optimizer if late else job.wrap(optimizer, model))
 
 
 @report(
@@ -85,8 +83,7 @@ def test_only_rank_0_has_the_checkpoint(job: Job) -> list[Tensor]:
     if 0 in job.ranks:
         load_model(model, saved)
         inner.load_state_dict(saved["optimizer"])
-    optimizer = job.wrap(inner, model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(inner, model))
 
 
 @report("horovod/horovod#1725")

@@ -211,8 +211,7 @@ class ClippingSGD(torch.optim.SGD):
 def test_an_optimizer_of_the_scripts_own(job: Job) -> list[Tensor]:
     """A subclass of SGD that clamps weights."""
     model = mlp()
-    optimizer = job.wrap(ClippingSGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(ClippingSGD(model.parameters(), lr=0.1, momentum=0.9), model))
 
 
 class Averaging(torch.optim.SGD):

@@ -205,11 +205,6 @@ def test_workers_end_with_ps_run(cluster: Cluster, tmp_path: Path) -> None:
     assert ends_by(int(program.out.read_text().split()[-1]), time.monotonic() + GRACE)
 
 
-def in_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = module_command(PS_RUN, "-n", "1", *words)
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.full
 @pytest.mark.usefixtures("forked_pythons")
 def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
@@ -224,7 +219,9 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
         "warnings.warn('unheard')\n"
         "print(value, __name__, __package__, sys.argv, sys.flags.dev_mode)\n"
     )
-    ended = in_folder(tmp_path, "python", "-W", "ignore", "-X", "dev", "-m", "pkg.mod", "-x")
+    words = ("-n", "1", "python", "-W", "ignore", "-X", "dev", "-m", "pkg.mod", "-x")
+    command = module_command(PS_RUN, *words)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     said = f"5 __main__ pkg {[str(package / 'mod.py'), '-x']} True"
     assert ended.stdout == f"[0]<stdout>:{said}\n"

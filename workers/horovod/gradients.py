@@ -222,14 +222,10 @@ class GradientExchange:
         before = {parameter: parameter.detach().clone() for parameter in parameters}
         result = step()
         began = time.perf_counter()
-        under_way = [
-            self._begin_dense(
-                bucket.name,
-                bucket.parameters,
-                [parameter.detach() - before[parameter] for parameter in bucket.parameters],
-            )
-            for bucket in self._buckets
-        ]
+        under_way = []
+        for bucket in self._buckets:
+            changes = [parameter.detach() - before[parameter] for parameter in bucket.parameters]
+            under_way.append(self._begin_dense(bucket.name, bucket.parameters, changes))
         for parameter, change in chain.from_iterable(map(self._results, under_way)):
             parameter.detach().copy_(before[parameter] + change)
         self.passes.reset()
