@@ -29,8 +29,7 @@ def broadcast_async(
     tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
     """Starts `broadcast`."""
-    then = like([tensor], many=False)
-    return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=then)
+    return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=like([tensor], many=False))
 
 
 def broadcast_async_(

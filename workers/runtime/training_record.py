@@ -16,10 +16,11 @@ import linecache
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 from threading import get_ident
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -204,7 +205,8 @@ def what_waits(waiting: Waiting, communicator: Communicator) -> dict[str, Any]:
     if longest is None or longest[1] < LONG_SECONDS:
         return {}
     stacks = sys._current_frames()
-    stack = list(_outwards(stacks.pop(longest[0], None)))
+    innermost = stacks.pop(longest[0], None)
+    stack = [frame for frame, _ in walk_stack(innermost)] if innermost is not None else []
     work = next((frame.f_locals["self"] for frame in stack if frame.f_code is Work.wait.__code__), None)
     if any(frame.f_code.co_qualname == "Exchange._wait" for frame in stack):
         operation = "the exchange of gradients"  # of whichever bucket
@@ -213,14 +215,9 @@ def what_waits(waiting: Waiting, communicator: Communicator) -> dict[str, Any]:
     else:
         return {}
     stacks.pop(get_ident(), None)
-    alone = not any(_package(one) not in _LIBRARIES for other in stacks.values() for one in _outwards(other))
+    others = [frame for other in stacks.values() for frame, _ in walk_stack(other)]
+    alone = all(_package(frame) in _LIBRARIES for frame in others)
     return {"operation": operation, "place": _place(stack), "held": alone and communicator.is_held()}
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _package(frame: FrameType) -> str:
