@@ -192,12 +192,11 @@ def test_the_norm_of_the_mean_gradient_is_clipped(job: Job) -> list[Tensor]:
     """`clip_grad_norm_`; compares the norm too."""
     model, optimizer = prepared(job, mlp())
     norms: list[Tensor] = []
-    trained(
-        job,
-        model,
-        optimizer,
-        before=lambda _: norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05)),
-    )
+
+    def clip(_: int) -> None:
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05))
+
+    trained(job, model, optimizer, before=clip)
     return [*values(model), *norms]
 
 

@@ -19,17 +19,10 @@ RESULTS = ROOT / "workers" / "bench" / "RESULTS.md"
 
 
 def made(row: str, n: int, median_ms: float, **more: Any) -> BenchEntry:
-    told = {
-        "row": row,
-        "n": n,
-        "shape": "flat",
-        "optimizer": "sgd",
-        "bytes": 100 << 20,
-        "steps": 15,
-        "wrong": 0,
-    }
+    case = {"row": row, "n": n, "shape": "flat", "optimizer": "sgd", "bytes": 100 << 20}
     times = {"median_ms": median_ms, "min_ms": median_ms, "spread_ms": median_ms / 10}
-    return BenchEntry(**{**told, **times, "algbw": 1.0, "busbw": 1.0, **more})
+    rest = {"steps": 15, "wrong": 0, "algbw": 1.0, "busbw": 1.0}
+    return BenchEntry(**{**case, **times, **rest, **more})
 
 
 def cells(text: str, row: str) -> list[str]:
