@@ -53,15 +53,11 @@ def cpu_seconds(session: int) -> float:
 
 
 _SERVER = multiprocessing.get_context("forkserver")
+# Not imported, since only the rows' processes need this module.
+MEMBER = "hubring.workers.bench.member"
 # The first optimizer imports torch._dynamo, which is half of that time.
-_SERVER.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "hubring.workers.run_script",
-        "hubring.workers.bench.libraries",
-        "hubring.workers.bench.member",
-    ]
-)
+_PRELOADED = ["torch._dynamo", "hubring.workers.run_script", "hubring.workers.bench.libraries", MEMBER]
+_SERVER.set_forkserver_preload(_PRELOADED)
 
 
 class Forked(RunProcess):
@@ -112,10 +108,6 @@ def _run(module: str, arguments: list[str], out: str, err: str, environment: dic
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # torch read the fork server's value at import
     sys.argv = [module, *arguments]
     import_module(module).main()
-
-
-# Not imported, since only the rows' processes need this module.
-MEMBER = "hubring.workers.bench.member"
 
 
 class BenchTurn(NamedTuple):

@@ -311,18 +311,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; expected at least 1")
     made = _derived(optimizer, DeltaOptimizer if op == Adasum and current().size > 1 else AveragingOptimizer)
-    made.wrap(
-        ExchangeOptions(
-            named_parameters,
-            compression,
-            backward_passes_per_step,
-            op,
-            gradient_predivide_factor,
-            groups,
-            sparse_as_dense,
-            process_set,
-        )
+    options = ExchangeOptions(
+        *(named_parameters, compression, backward_passes_per_step, op),
+        *(gradient_predivide_factor, groups, sparse_as_dense, process_set),
     )
+    made.wrap(options)
     return made
 
 
