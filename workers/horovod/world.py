@@ -90,7 +90,7 @@ class HorovodWorld:
         handles: Operations that are not synchronized yet.
         process_sets: The added process sets, by their ranks.
         timeline: Records the operations; None: no recording.
-        membership: The `Membership` of `hubring.workers.horovod.elastic`; None without elastic training.
+        membership: What `elastic.run` knows of the members; None without elastic training.
         active: Whether the world has not been shut down.
     """
 

@@ -57,7 +57,7 @@ class _Row(NamedTuple):
     resets: int
 
 
-class Membership(ABC):
+class ElasticMembership(ABC):
     """The members that one worker knows.
 
     Args:
@@ -145,7 +145,7 @@ class Membership(ABC):
             notification_manager.handle_hosts_updated(time.time(), change)
 
 
-class RingMembership(Membership):
+class RingMembership(ElasticMembership):
     """The members of a ring that heals. Its ranks change with the members."""
 
     def __init__(self, world: HorovodWorld) -> None:
@@ -182,7 +182,7 @@ class RingMembership(Membership):
         return [row._replace(rank=rank) for rank, row in enumerate(rows)]
 
 
-class HubMembership(Membership):
+class HubMembership(ElasticMembership):
     """The members of a job on a hub, or on a ring that does not heal. They keep their ranks.
 
     Args:
@@ -242,18 +242,18 @@ class HubMembership(Membership):
             return self._board.newcomer(free, self._known)
 
 
-def of_process() -> Membership:
+def of_process() -> ElasticMembership:
     """Returns this worker's membership, and creates it on the first call."""
     world = current()
     if world.membership is None:
         heals = world.communicator.members is not None
         world.membership = RingMembership(world) if heals else HubMembership(world, _board(world))
-    members: Membership = world.membership
+    members: ElasticMembership = world.membership
     return members
 
 
 def check(update: int = 0) -> None:
-    """Calls `Membership.check`. Outside `elastic.run`, only this rank's `update` counts."""
+    """Calls `ElasticMembership.check`. Outside `elastic.run`, only this rank's `update` counts."""
     if current().membership is not None:
         of_process().check(update)
     elif update:
