@@ -16,21 +16,8 @@ from hubring.workers.runtime import context
 from hubring.workers.runtime.context import shutdown as shutdown
 from hubring.workers.runtime.sampler import ShardedSampler as ShardedSampler
 
-__all__ = [
-    "DistributedOptimizer",
-    "HubringError",
-    "ReduceOp",
-    "ShardedSampler",
-    "device",
-    "init",
-    "launch",
-    "local_rank",
-    "rank",
-    "report",
-    "shutdown",
-    "size",
-    "topology",
-]
+__all__ = ["DistributedOptimizer", "HubringError", "ReduceOp", "ShardedSampler", "launch"]
+__all__ += ["device", "init", "local_rank", "rank", "report", "shutdown", "size", "topology"]
 __all__ += collectives.__all__
 
 

@@ -57,8 +57,7 @@ def test_weights_that_share_memory_stay_tied(job: Job, tie: object) -> list[Tens
     """Ties by one parameter, a second `Parameter` of the same storage, `.data`, or a transposed view."""
     model = seeded(Autoencoder)
     tie(model)  # type: ignore[operator]
-    optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
 
 
 @report("huggingface/transformers#13030")
@@ -107,15 +106,11 @@ def test_a_network_whose_weights_are_views_of_one_vector(job: Job) -> list[Tenso
     vector = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     nn.utils.vector_to_parameters(vector, model.parameters())
     optimizer = job.wrap(momentum(model), model)
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        vector.clamp_(-0.3, 0.3)
-    return values(model)
+    return trained(job, model, optimizer, after=lambda: vector.clamp_(-0.3, 0.3))
 
 
 @report("Module reuse")
 def test_a_layer_used_twice_and_a_module_registered_twice(job: Job) -> list[Tensor]:
     """One `Linear` stands twice in a `Sequential`."""
     layer = seeded(lambda: nn.Linear(4, 4))
-    model, optimizer = prepared(job, nn.Sequential(layer, nn.Tanh(), layer))
-    return trained(job, model, optimizer)
+    return trained(job, *prepared(job, nn.Sequential(layer, nn.Tanh(), layer)))

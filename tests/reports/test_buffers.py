@@ -19,6 +19,7 @@ from tests.reports.training import (
     seeded,
     square,
     step,
+    take,
     trained,
     values,
 )
@@ -147,9 +148,7 @@ def test_sync_batch_norm_sees_the_batches_of_all_ranks(job: Job) -> list[Tensor]
     )
     optimizer = job.wrap(momentum(model), model)
     for batch in batches():
-        optimizer.zero_grad()
-        model(torch.cat(job.parts(batch))).square().mean().backward()
-        optimizer.step()
+        take(optimizer, square(model)(torch.cat(job.parts(batch))))
     return [*values(model), *[one.clone() for one in model.buffers()]]
 
 
@@ -183,13 +182,11 @@ def test_a_running_mean_is_that_of_rank_0_in_every_forward(job: Job) -> list[Ten
     model, optimizer = prepared(job, seeded(Codebook))
     for batch in batches():
         centre = model.get_buffer("centre").clone()
-        optimizer.zero_grad()
         outputs = []
         for part in reversed(job.parts(batch)):
             model.get_buffer("centre").copy_(centre)
             outputs.append(square(model)(part))
-        torch.stack(outputs).mean().backward()
-        optimizer.step()
+        take(optimizer, torch.stack(outputs).mean())
     return values(model)
 
 

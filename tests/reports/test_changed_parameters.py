@@ -22,6 +22,7 @@ from tests.reports.training import (
     seeded,
     square,
     step,
+    take,
     trained,
     trained_by,
     values,
@@ -94,10 +95,9 @@ def test_changes_after_the_first_steps_are_kept(job: Job, change: Change) -> lis
 def test_ranks_that_change_parameters_differently_are_told(job: Job) -> list[Tensor]:
     """Each rank zeroes another row."""
     model, optimizer = prepared(job, mlp())
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        model.get_parameter("0.weight").data[job.ranks[0]] = 0.0
-    return values(model)
+    return trained(
+        job, model, optimizer, after=lambda: model.get_parameter("0.weight").data[job.ranks[0]].zero_()
+    )
 
 
 @report("pytorch/pytorch#26596")
@@ -115,9 +115,8 @@ def test_embedding_with_max_norm_shortens_rows_of_one_rank(job: Job) -> list[Ten
     optimizer = job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     rows = torch.arange(8).chunk(2)
     for batch in batches(width=3):
-        optimizer.zero_grad()
-        job.loss_by_rank(batch, lambda rank, part: (model(rows[rank]) - part).square().mean()).backward()
-        optimizer.step()
+        loss = job.loss_by_rank(batch, lambda rank, part: (model(rows[rank]) - part).square().mean())
+        take(optimizer, loss)
     return values(model)
 
 
@@ -159,9 +158,7 @@ def test_training_goes_on_from_averaged_weights(job: Job) -> list[Tensor]:
     """SWA average is loaded, training goes on."""
     model, optimizer = prepared(job, mlp())
     average = AveragedModel(model)
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        average.update_parameters(model)
+    trained(job, model, optimizer, after=lambda: average.update_parameters(model))
     model.load_state_dict(average.module.state_dict())
     trained(job, model, optimizer)
     return [*values(model), *values(average.module)]
@@ -206,11 +203,7 @@ class Clip(nn.Module):
 def test_a_temperature_is_kept_in_its_range(job: Job) -> list[Tensor]:
     """A 0-dimensional `logit_scale` is clamped after each step."""
     model, optimizer = prepared(job, seeded(Clip), adam)
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        with torch.no_grad():
-            model.logit_scale.clamp_(0.98, 1.02)
-    return values(model)
+    return trained(job, model, optimizer, after=lambda: model.logit_scale.data.clamp_(0.98, 1.02))
 
 
 @report("Binary networks")

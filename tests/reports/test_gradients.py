@@ -113,11 +113,9 @@ def test_gradients_of_the_last_step_are_kept_for_the_next(job: Job, set_to_none:
 def test_all_steps_gradients_are_kept_for_later(job: Job) -> list[Tensor]:
     """Keeps a list of all gradients."""
     model, optimizer = prepared(job, mlp())
-    history = []
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        history.append(gradients(model))
-    return [job.mean_over_ranks(one) for step in history for one in step]
+    history: list[Tensor] = []
+    trained(job, model, optimizer, after=lambda: history.extend(gradients(model)))
+    return [job.mean_over_ranks(one) for one in history]
 
 
 def reset(model: nn.Module) -> None:
@@ -173,39 +171,32 @@ CHANGES: dict[str, Change] = {
 EVERY_CHANGE = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 
 
-def changed(job: Job, change: Change, begin: int) -> list[Tensor]:
-    model, optimizer = prepared(job, mlp())
-    for turn, batch in enumerate(batches()):
-        backward(job, model, optimizer, batch)
-        if turn >= begin:
-            change(model)
-        optimizer.step()
-    return values(model)
-
-
 @report("pytorch/tutorials, DQN")
 @EVERY_CHANGE
 def test_gradients_are_halved_before_every_step(job: Job, change: Change) -> list[Tensor]:
     """Halves in place, by `.data`, NumPy, `_foreach_`, or by assigning `.grad` or `.grad.data`."""
-    return changed(job, change, 0)
+    model, optimizer = prepared(job, mlp())
+    return trained(job, model, optimizer, before=lambda _: change(model))
 
 
 @report("pytorch/tutorials, DQN", refused="hub", error="changes gradients")
 @EVERY_CHANGE
 def test_gradients_are_halved_from_the_third_step(job: Job, change: Change) -> list[Tensor]:
     """Halves as above, from the third step."""
-    return changed(job, change, 2)
+    model, optimizer = prepared(job, mlp())
+    return trained(job, model, optimizer, before=lambda turn: turn > 1 and change(model))
 
 
 @report("horovod/horovod#1099, modelscope/twinkle#290")
 def test_the_norm_of_the_mean_gradient_is_clipped(job: Job) -> list[Tensor]:
     """`clip_grad_norm_`; compares the norm too."""
     model, optimizer = prepared(job, mlp())
-    norms = []
-    for batch in batches():
-        backward(job, model, optimizer, batch)
+    norms: list[Tensor] = []
+
+    def clip(_: int) -> None:
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.05))
-        optimizer.step()
+
+    trained(job, model, optimizer, before=clip)
     return [*values(model), *norms]
 
 
@@ -259,10 +250,7 @@ def test_a_step_is_skipped_and_its_gradients_dropped(job: Job) -> list[Tensor]:
 def test_a_second_step_with_the_same_gradients(job: Job) -> list[Tensor]:
     """`step()` twice."""
     model, optimizer = prepared(job, mlp())
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        optimizer.step()
-    return values(model)
+    return trained(job, model, optimizer, after=optimizer.step)
 
 
 @report("horovod/horovod#2420", error="backward", refused="hub aggregate ring")

@@ -186,8 +186,7 @@ def test_a_group_is_empty_from_the_start(job: Job) -> list[Tensor]:
         {"params": [], "weight_decay": 0.0},
         {"params": list(model[2].parameters()), "lr": 0.02},
     ]
-    optimizer = job.wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(torch.optim.SGD(groups, lr=0.1, momentum=0.9), model))
 
 
 @report("facebookresearch/pytext#1533")

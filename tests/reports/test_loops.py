@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.reports.report import report
-from tests.reports.training import Job, batches, mlp, momentum, prepared, square, step, trained, values
+from tests.reports.training import Job, batches, mlp, momentum, prepared, square, step, take, trained, values
 
 
 def weighed(model: nn.Module, factors: Tensor) -> Callable[[int, Tensor], Tensor]:
@@ -110,10 +110,7 @@ def test_ranks_with_more_batches_go_on_with_uneven_inputs(job: Job) -> list[Tens
         if turn < 2 or 0 in job.ranks:
             # The rank without a batch has an older option, of another type.
             optimizer.param_groups[0]["lr"] = np.float32(0.2) if turn > 1 else 1
-            optimizer.zero_grad()
-            loss = job.loss_by_rank(batch, weighed(model, torch.tensor([1.0, turn < 2])))
-            loss.backward()
-            optimizer.step()
+            take(optimizer, job.loss_by_rank(batch, weighed(model, torch.tensor([1.0, turn < 2]))))
     if isinstance(optimizer, DistributedOptimizer):
         optimizer.join()
     return values(model)
@@ -147,8 +144,7 @@ def test_weights_are_drawn_with_another_seed_on_each_rank(job: Job) -> list[Tens
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(job.ranks[0])
-    optimizer = job.wrap(momentum(model), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(momentum(model), model))
 
 
 @report("Proximal training")
@@ -160,8 +156,6 @@ def test_weights_are_compared_with_those_at_the_start(job: Job) -> list[Tensor]:
     model, optimizer = prepared(job, mlp())
     start = [one.detach().clone() for one in model.parameters()]
     for batch in batches():
-        optimizer.zero_grad()
         apart = [(one - kept).square().sum() for one, kept in zip(model.parameters(), start, strict=True)]
-        (job.loss(batch, square(model)) + torch.stack(apart).sum()).backward()
-        optimizer.step()
+        take(optimizer, job.loss(batch, square(model)) + torch.stack(apart).sum())
     return values(model)

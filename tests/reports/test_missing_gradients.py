@@ -20,6 +20,7 @@ from tests.reports.training import (
     prepared,
     seeded,
     square,
+    take,
     trained,
     values,
 )
@@ -50,9 +51,7 @@ def test_a_parameter_that_one_rank_uses_has_a_mean_with_zeros(job: Job, make: Ma
     """Each rank uses another head."""
     model, optimizer = prepared(job, seeded(Heads), make)
     for batch in batches():
-        optimizer.zero_grad()
-        job.loss_by_rank(batch, lambda rank, part: model(part, rank).square().mean()).backward()
-        optimizer.step()
+        take(optimizer, job.loss_by_rank(batch, lambda rank, part: model(part, rank).square().mean()))
     return values(model)
 
 
@@ -114,13 +113,12 @@ def test_a_layer_frozen_at_first_is_trained_once_it_is_thawed(
 def test_gradients_of_the_last_layer_are_cancelled(job: Job, late: bool, make: Make) -> list[Tensor]:
     """`p.grad = None` before `step()`, in the first two steps or from the third step on."""
     model, optimizer = prepared(job, mlp(), make)
-    for turn, batch in enumerate(batches()):
-        backward(job, model, optimizer, batch)
+
+    def cancel(turn: int) -> None:
         if late == (turn > 1):
-            for parameter in model.get_submodule("2").parameters():
-                parameter.grad = None
-        optimizer.step()
-    return values(model)
+            model.get_submodule("2").zero_grad()
+
+    return trained(job, model, optimizer, before=cancel)
 
 
 @report("pytorch/pytorch#41101")
@@ -153,8 +151,7 @@ def test_only_adapters_are_given_to_the_optimizer(job: Job) -> list[Tensor]:
     model = mlp()
     model.get_submodule("0").requires_grad_(False)
     adapters = [one for one in model.parameters() if one.requires_grad]
-    optimizer = job.wrap(torch.optim.AdamW(adapters, lr=0.05), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(torch.optim.AdamW(adapters, lr=0.05), model))
 
 
 @report("LayerDrop")
@@ -169,7 +166,5 @@ def test_a_layer_is_dropped_at_random_on_each_rank(job: Job) -> list[Tensor]:
         return part.square().mean() + 0 * sum(one.sum() for one in model[0].parameters())
 
     for turn, batch in enumerate(batches()):
-        optimizer.zero_grad()
-        job.loss_by_rank(batch, partial(loss, turn)).backward()
-        optimizer.step()
+        take(optimizer, job.loss_by_rank(batch, partial(loss, turn)))
     return values(model)

@@ -23,6 +23,7 @@ from tests.reports.training import (
     seeded,
     square,
     step,
+    take,
     trained,
     trained_by,
     values,
@@ -50,8 +51,7 @@ def recurrent(kind: Callable[..., nn.RNNBase]) -> nn.Module:
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
 def test_a_recurrent_network_flattens_its_parameters(job: Job, kind: type[nn.RNNBase]) -> list[Tensor]:
     """LSTM and GRU call `flatten_parameters` in forward."""
-    model, optimizer = prepared(job, seeded(lambda: recurrent(kind)))
-    return trained(job, model, optimizer)
+    return trained(job, *prepared(job, seeded(lambda: recurrent(kind))))
 
 
 class WeightDrop(nn.Module):
@@ -73,8 +73,7 @@ class WeightDrop(nn.Module):
 @report("pytorch/pytorch#40193, salesforce/awd-lstm-lm#120")
 def test_a_weight_is_dropped_in_each_forward(job: Job) -> list[Tensor]:
     """WeightDrop."""
-    model, optimizer = prepared(job, seeded(WeightDrop), adam)
-    return trained(job, model, optimizer)
+    return trained(job, *prepared(job, seeded(WeightDrop), adam))
 
 
 @report("pytorch/pytorch#86457, descriptinc/descript-audio-codec#81")
@@ -83,8 +82,7 @@ def test_weights_are_parametrised(job: Job, norm: Any) -> list[Tensor]:
     """Weight norm and orthogonal weights."""
     model = mlp()
     seeded(lambda: norm(model[0]))
-    optimizer = job.wrap(momentum(model), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(momentum(model), model))
 
 
 @report("pytorch/pytorch#8160, pytorch/pytorch#13350")
@@ -93,12 +91,10 @@ def test_a_discriminator_with_spectral_norm_runs_twice_before_backward(job: Job)
     model, optimizer = prepared(job, seeded(lambda: parametrizations.spectral_norm(nn.Linear(4, 4))), adam)
     fixed = batches(steps=1)[0, :4]
     for batch in batches():
-        optimizer.zero_grad()
         # The power iteration sees weights only, and makes one step in each forward.
         real, fake = model(fixed).mean(), job.loss(batch, lambda part: model.eval()(part).square().mean())
         model.train()
-        (real - fake).backward()
-        optimizer.step()
+        take(optimizer, real - fake)
     return values(model)
 
 
@@ -173,8 +169,7 @@ def test_a_parameter_is_not_contiguous(job: Job) -> list[Tensor]:
         def forward(self, batch: Tensor) -> Tensor:
             return batch @ self.weight
 
-    model, optimizer = prepared(job, seeded(Transposed))
-    return trained(job, model, optimizer)
+    return trained(job, *prepared(job, seeded(Transposed)))
 
 
 @report("pytorch/pytorch#53366")
@@ -182,8 +177,7 @@ def test_a_lazy_layer_is_filled_before_the_optimizer_is_made(job: Job) -> list[T
     """Lazy layers after a first forward."""
     model: nn.Module = seeded(lambda: nn.Sequential(nn.LazyLinear(3), nn.Tanh(), nn.LazyLinear(2)))
     seeded(lambda: model(torch.zeros(1, 4)))
-    optimizer = job.wrap(momentum(model), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(momentum(model), model))
 
 
 @report("meta-pytorch/torchrec#740", error="forward", refused=EVERYWHERE)

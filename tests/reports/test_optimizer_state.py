@@ -65,9 +65,7 @@ def test_a_checkpoint_is_loaded_before_or_after_wrapping(job: Job, late: bool) -
         optimizer = job.wrap(optimizer, model)
     load_model(model, saved)
     optimizer.load_state_dict(saved["optimizer"])
-    if not late:
-        optimizer = job.wrap(optimizer, model)
-    return trained(job, model, optimizer)
+    return trained(job, model, optimizer if late else job.wrap(optimizer, model))
 
 
 @report(
@@ -85,8 +83,7 @@ def test_only_rank_0_has_the_checkpoint(job: Job) -> list[Tensor]:
     if 0 in job.ranks:
         load_model(model, saved)
         inner.load_state_dict(saved["optimizer"])
-    optimizer = job.wrap(inner, model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(inner, model))
 
 
 @report("horovod/horovod#1725")
@@ -151,10 +148,7 @@ def test_moments_change_in_the_scripts_own_optimizer(
     model = mlp()
     inner = momentum(model)
     optimizer = job.wrap(inner, model)
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        change(inner if own else optimizer)
-    return values(model)
+    return trained(job, model, optimizer, after=lambda: change(inner if own else optimizer))
 
 
 @report(
@@ -163,12 +157,12 @@ def test_moments_change_in_the_scripts_own_optimizer(
 def test_moments_change_between_backward_and_step(job: Job) -> list[Tensor]:
     """Clears moments after the backward of the third step, whose gradients have left by then."""
     model, optimizer = prepared(job, mlp())
-    for turn, batch in enumerate(batches()):
-        job.closure(optimizer, batch, square(model))()
+
+    def clear(turn: int) -> None:
         if turn == 2:
             torch._foreach_zero_([optimizer.state[one]["momentum_buffer"] for one in model.parameters()])
-        optimizer.step()
-    return values(model)
+
+    return trained(job, model, optimizer, before=clear)
 
 
 @report("skorch, fastai, Lightning")

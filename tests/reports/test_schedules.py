@@ -136,10 +136,7 @@ def test_a_rate_that_is_a_tensor(job: Job) -> list[Tensor]:
     """`lr=torch.tensor(...)`, changed in place."""
     model = mlp()
     optimizer = job.wrap(torch.optim.Adam(model.parameters(), lr=torch.tensor(0.05)), model)
-    for batch in batches():
-        step(job, model, optimizer, batch)
-        optimizer.param_groups[0]["lr"].mul_(0.5)
-    return values(model)
+    return trained(job, model, optimizer, after=lambda: optimizer.param_groups[0]["lr"].mul_(0.5))
 
 
 # Hooks and patches
@@ -214,8 +211,7 @@ class ClippingSGD(torch.optim.SGD):
 def test_an_optimizer_of_the_scripts_own(job: Job) -> list[Tensor]:
     """A subclass of SGD that clamps weights."""
     model = mlp()
-    optimizer = job.wrap(ClippingSGD(model.parameters(), lr=0.1, momentum=0.9), model)
-    return trained(job, model, optimizer)
+    return trained(job, model, job.wrap(ClippingSGD(model.parameters(), lr=0.1, momentum=0.9), model))
 
 
 class Averaging(torch.optim.SGD):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.reports.report import report
-from tests.reports.training import Job, adam, batches, mlp, momentum, prepared, seeded, square, values
+from tests.reports.training import Job, adam, batches, mlp, momentum, prepared, seeded, square, take, values
 
 
 def adversaries() -> tuple[nn.Module, nn.Module]:
@@ -53,15 +53,11 @@ def test_a_critic_with_clipped_weights_steps_twice_as_often(job: Job) -> list[Te
     judging = job.wrap(torch.optim.RMSprop(judge.parameters(), lr=0.01), judge)
     forging = job.wrap(torch.optim.RMSprop(forger.parameters(), lr=0.01), forger)
     for turn, batch in enumerate(batches()):
-        judging.zero_grad()
-        judge_loss(job, judge, forger, batch).backward()
-        judging.step()
+        take(judging, judge_loss(job, judge, forger, batch))
         for parameter in judge.parameters():
             parameter.data.clamp_(-0.2, 0.2)
         if turn % 2:
-            forging.zero_grad()
-            forge_loss(job, judge, forger, batch).backward()
-            forging.step()
+            take(forging, forge_loss(job, judge, forger, batch))
     return values(judge, forger)
 
 

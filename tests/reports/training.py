@@ -125,6 +125,13 @@ def prepared(
     return model, job.wrap(make(model), model, **options)
 
 
+def take(optimizer: Optimizer, loss: Tensor) -> None:
+    """Takes a step with the gradients of this loss alone."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def backward(job: Job, model: Callable[[Tensor], Tensor], optimizer: Optimizer, batch: Tensor) -> None:
     optimizer.zero_grad()
     job.loss(batch, square(model)).backward()
@@ -143,9 +150,27 @@ def trained(
     *,
     start: int = 0,
     stop: int = STEPS,
+    before: Callable[[int], object] = lambda turn: None,
+    after: Callable[[], object] = lambda: None,
 ) -> list[Tensor]:
-    """Takes ordinary steps, with `forward` if the model is called otherwise; returns parameters."""
-    return trained_by(job, model, optimizer, square(forward or model), batches()[start:stop])
+    """Takes ordinary steps, and returns parameters.
+
+    Args:
+        job: The job.
+        model: The model.
+        optimizer: Its optimizer.
+        forward: Calls the model, if it is called otherwise.
+        start: The first batch.
+        stop: The end of the batches.
+        before: What the script does between a backward and its step, whose number it gets.
+        after: What it does after each step.
+    """
+    for turn, batch in enumerate(batches()[start:stop]):
+        backward(job, forward or model, optimizer, batch)
+        before(turn)
+        optimizer.step()
+        after()
+    return values(model)
 
 
 def trained_by(

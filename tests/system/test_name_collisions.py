@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(sys.executable).parent
 SCRIPT = """\
 import ps, protos
@@ -32,15 +34,8 @@ for step in range(3):
 print("trained by", hubring.topology(), hubring.size())
 """
 TRAP = "raise SystemExit('this file is the script\\'s, and was imported for ours')\n"
-NAMES = (
-    "hubring.py",
-    "torch.py",
-    "grpc.py",
-    "msgspec.py",
-    "ps/core.py",
-    "workers/api.py",
-    "protos/control_pb2.py",
-)
+NAMES = ["hubring.py", "torch.py", "grpc.py", "msgspec.py"]
+NAMES += ["ps/core.py", "workers/api.py", "protos/control_pb2.py"]
 
 
 @pytest.fixture
@@ -72,14 +67,12 @@ def run(folder: Path, command: Sequence[str | Path]) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
 def test_ps_run_trains_a_script_beside_files_of_our_names(trapped: Path, topology: str) -> None:
     ended = run(trapped, [PROGRAMS / "ps-run", "-np", "1", "--topology", topology, "train.py"])
     assert (ended.returncode, ended.stdout.count(f"trained by {topology} 1")) == (0, 1), ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_ps_server_and_ps_worker_train_it_too(trapped: Path) -> None:
     started: list[str | Path] = [PROGRAMS / "ps-server", "start", "--port", "0", "--once", "--workers", "1"]
@@ -93,7 +86,6 @@ def test_ps_server_and_ps_worker_train_it_too(trapped: Path) -> None:
     assert "trained by hub 1" in worker.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_several_workers_of_one_ps_worker_train_it_too(trapped: Path) -> None:
     ended = run(trapped, [PROGRAMS / "ps-worker", "--gpus", "1", "train.py"])
@@ -101,14 +93,12 @@ def test_several_workers_of_one_ps_worker_train_it_too(trapped: Path) -> None:
     assert json.loads(ended.stdout.splitlines()[-1])["exit_code"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.full
 def test_plain_python_trains_a_script_beside_folders_of_our_names(folder: Path) -> None:
     ended = run(folder, [sys.executable, "train.py"])
     assert (ended.returncode, ended.stdout) == (0, "trained by local 1\n"), ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("command", [[sys.executable], [PROGRAMS / "ps-worker"]])
 def test_a_file_that_hides_a_package_from_us_gets_one_clear_error(folder: Path, command: list[str]) -> None:

@@ -178,14 +178,21 @@ def test_ctrl_c_ends_a_start_too() -> None:
 
 
 @pytest.mark.full
-def test_ctrl_c_is_one_wish_of_all_workers(cluster: Cluster) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "ending"),
+    [(signal.SIGINT, 130, "interrupted after"), (signal.SIGTERM, 75, "stopped on request after")],
+)
+def test_a_signal_is_one_wish_of_all_workers(
+    cluster: Cluster, number: signal.Signals, code: int, ending: str
+) -> None:
     program = ps_run(cluster, "-n", "2", SMALL, "60", "16", "hold", str(cluster.go), "20")
     program.until(lambda: program.said().count("holding at 20") == 2, "hold")
-    program.process.send_signal(signal.SIGINT)
-    program.until(lambda: program.said().count("SIGINT: all workers stop after the same step") == 2, "notice")
+    program.process.send_signal(number)
+    notice = f"{number.name}: all workers stop after the same step"
+    program.until(lambda: program.said().count(notice) == 2, "notice")
     cluster.go.touch()
-    assert program.wait() == 130, program.said()
-    assert "ps-run: interrupted after" in program.said().splitlines()[-1]
+    assert program.wait() == code, program.said()
+    assert f"ps-run: {ending}" in program.said().splitlines()[-1]
 
 
 @pytest.mark.full
@@ -196,11 +203,6 @@ def test_workers_end_with_ps_run(cluster: Cluster, tmp_path: Path) -> None:
     program.until(lambda: "pid" in program.out.read_text(), "start")
     program.process.kill()
     assert ends_by(int(program.out.read_text().split()[-1]), time.monotonic() + GRACE)
-
-
-def in_folder(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = module_command(PS_RUN, "-n", "1", *words)
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.full
@@ -217,7 +219,9 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
         "warnings.warn('unheard')\n"
         "print(value, __name__, __package__, sys.argv, sys.flags.dev_mode)\n"
     )
-    ended = in_folder(tmp_path, "python", "-W", "ignore", "-X", "dev", "-m", "pkg.mod", "-x")
+    words = ("-n", "1", "python", "-W", "ignore", "-X", "dev", "-m", "pkg.mod", "-x")
+    command = module_command(PS_RUN, *words)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     said = f"5 __main__ pkg {[str(package / 'mod.py'), '-x']} True"
     assert ended.stdout == f"[0]<stdout>:{said}\n"

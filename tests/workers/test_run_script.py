@@ -256,9 +256,7 @@ def test_a_worker_at_its_end_is_not_asked_to_stop(
     assert (outcome.code, outcome.result["steps"]) == (0, 1)
 
 
-def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(
-    run: Run,
-) -> None:
+def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(run: Run) -> None:
     outcome = run(
         TRAIN + "import os, signal, time\n"
         "ask_worker = signal.getsignal(signal.SIGTERM)\n"
@@ -342,12 +340,7 @@ def test_a_script_ends_with_its_last_thread(
     ],
 )
 def test_the_error_hook_of_a_script_is_called_as_in_plain_python(
-    run: Run,
-    capsys: pytest.CaptureFixture[str],
-    hook: str,
-    code: int,
-    shown: str,
-    traced: bool,
+    run: Run, capsys: pytest.CaptureFixture[str], hook: str, code: int, shown: str, traced: bool
 ) -> None:
     sets = f"def hook(kind, *_): {hook}\nsys.excepthook = hook\n"
     outcome = run(f"{TRAIN}{sets}raise ValueError('the cause')")

@@ -11,6 +11,8 @@ import pytest
 from hubring.ps.process.launch import module_command
 from tests.workers.scripts import PLAIN, TRAIN, started
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_pythons")]
+
 LOGGER = """
 import sys
 class Logger:
@@ -30,8 +32,6 @@ REPLACED = {
 OUTPUTS = pytest.mark.parametrize("replace", REPLACED.values(), ids=REPLACED)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_pythons")
 @OUTPUTS
 @pytest.mark.parametrize("early", [True, pytest.param(False, marks=pytest.mark.full)], ids=["early", "late"])
 def test_a_script_that_replaces_its_outputs_still_gives_its_result(
@@ -46,8 +46,6 @@ def test_a_script_that_replaces_its_outputs_still_gives_its_result(
     assert "WARNING: after the script" in ended.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_pythons")
 def test_a_script_sets_up_logging_as_in_plain_python(tmp_path: Path) -> None:
     setup = "import logging, sys\nlogging.basicConfig(level='DEBUG', format='%(name)s', stream=sys.stdout)"
     (tmp_path / "script.py").write_text("\n".join([TRAIN, setup, "logging.debug('of the script')", WARN]))
@@ -56,8 +54,6 @@ def test_a_script_sets_up_logging_as_in_plain_python(tmp_path: Path) -> None:
     assert ended.stderr.count("WARNING: after the script") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked_pythons")
 @OUTPUTS
 def test_a_plain_script_that_finished_ends_as_its_job_does(tmp_path: Path, replace: str) -> None:
     script = tmp_path / "plain.py"

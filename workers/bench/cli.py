@@ -49,11 +49,7 @@ def _rows_help() -> str:
         option("shards", int, "shards of each hub [default: 2 for hub-shm, 1 for others]", min=1),
         option("megabytes", int, "size of the shape flat, in MiB of float32", 100, min=1),
         option(
-            "bucket_bytes",
-            int,
-            "bucket size; without training, a hub uses one bucket",
-            25 * 2**20,
-            min=4096,
+            "bucket_bytes", int, "bucket size; without training, a hub uses one bucket", 25 * 2**20, min=4096
         ),
         option("timeout", float, "seconds within which one case must finish", 900.0),
         option("out", Path, "file for the results [default: results/bench-DATE.json]"),

@@ -23,44 +23,47 @@ FLAT_BYTES = 100 << 20
 """The targets of the shape flat apply to this size."""
 
 
-class RowTimes(NamedTuple):
-    """The time of a row in a case."""
-
-    row: str
-    case: BenchCase
-
-    def of(self, entries: Sequence[BenchEntry]) -> float | None:
-        """Returns the median in ms; None if it was not measured."""
-        rows = BOUNDS if self.row == LIMIT else (self.row,)
-        found = [
-            each.median_ms
-            for each in entries
-            if each.row in rows
-            and (each.n, each.shape, each.optimizer) == self.case
-            and (each.shape != "flat" or each.bytes == FLAT_BYTES)
-        ]
-        return min(found, default=None)
+def _median(row: str, case: BenchCase, entries: Sequence[BenchEntry]) -> float | None:
+    """Returns a row's median in ms; None if it was not measured."""
+    rows = BOUNDS if row == LIMIT else (row,)
+    found = [
+        each.median_ms
+        for each in entries
+        if each.row in rows
+        and (each.n, each.shape, each.optimizer) == case
+        and (each.shape != "flat" or each.bytes == FLAT_BYTES)
+    ]
+    return min(found, default=None)
 
 
 class RatioTarget(NamedTuple):
     """A target for a ratio of times, or for one time.
 
     Attributes:
-        over: The dividend.
-        under: The divisor; None: the target is in milliseconds.
+        over: The row of the dividend.
+        under: The row of the divisor; empty: the target is in milliseconds.
+        case: The case.
         wanted: The target.
         least: Whether the target is a minimum; otherwise it is a maximum.
+        under_shape: The shape of the divisor; empty: that of the case.
     """
 
-    over: RowTimes
-    under: RowTimes | None
+    over: str
+    under: str
+    case: BenchCase
     wanted: float
     least: bool = False
+    under_shape: str = ""
+
+    @property
+    def under_case(self) -> BenchCase:
+        """The case of the divisor."""
+        return self.case._replace(shape=self.under_shape or self.case.shape)
 
     def measured(self, entries: Sequence[BenchEntry]) -> float | None:
         """Returns the measured ratio; None if a part was not measured."""
-        over = self.over.of(entries)
-        under = 1.0 if self.under is None else self.under.of(entries)
+        over = _median(self.over, self.case, entries)
+        under = _median(self.under, self.under_case, entries) if self.under else 1.0
         return None if over is None or under is None else over / under
 
     def reached(self, measured: float) -> bool:
@@ -68,11 +71,11 @@ class RatioTarget(NamedTuple):
         return measured >= self.wanted if self.least else measured <= self.wanted
 
     def __str__(self) -> str:
-        if self.under is None:
-            return f"{_code(self.over.row)}, ms"
-        if self.under.row == self.over.row:
-            return f"{_code(self.over.row)}: {self.over.case[1]} / {self.under.case[1]}"
-        return f"{_code(self.over.row)} / {_code(self.under.row)}"
+        if not self.under:
+            return f"{_code(self.over)}, ms"
+        if self.under == self.over:
+            return f"{_code(self.over)}: {self.case.shape} / {self.under_shape}"
+        return f"{_code(self.over)} / {_code(self.under)}"
 
 
 def targets() -> Iterator[RatioTarget]:
@@ -82,16 +85,12 @@ def targets() -> Iterator[RatioTarget]:
     for n in SIZES:
         yield from _wire(BenchCase(n, "flat", "sgd"))
     lone = BenchCase(1, "lone", "sgd")
-    yield RatioTarget(RowTimes("hub-shm", lone), None, 0.25)
-    yield RatioTarget(RowTimes("hub-zmq", lone), None, 0.4)
+    yield RatioTarget("hub-shm", "", lone, 0.25)
+    yield RatioTarget("hub-zmq", "", lone, 0.4)
     for row in ("hub-shm", "hub-zmq"):
-        yield RatioTarget(
-            RowTimes(row, BenchCase(2, "thousand", "sgd")),
-            RowTimes(row, BenchCase(2, "thousand-flat", "sgd")),
-            1.15,
-        )
+        yield RatioTarget(row, row, BenchCase(2, "thousand", "sgd"), 1.15, under_shape="thousand-flat")
     for shape in ("mlp", "digits"):
-        yield _target("ddp-gloo", "hub-shm", BenchCase(2, shape, "sgd"), 1.5, least=True)
+        yield RatioTarget("ddp-gloo", "hub-shm", BenchCase(2, shape, "sgd"), 1.5, least=True)
 
 
 def ratio_table(entries: Sequence[BenchEntry]) -> str:
@@ -101,7 +100,7 @@ def ratio_table(entries: Sequence[BenchEntry]) -> str:
         if (measured := target.measured(entries)) is not None:
             wanted = f"| {target} | {'≥' if target.least else '≤'} {target.wanted:g}"
             missed = "" if target.reached(measured) else " **missed**"
-            case = ":".join(map(str, target.over.case))
+            case = ":".join(map(str, target.case))
             found.setdefault(wanted, []).append(f"{measured:.3f}{missed} ({case})")
     head = "| ratio of medians | target | measured (case) |\n| --- | ---: | --- |"
     lines = [f"{wanted} | {', '.join(cases)} |" for wanted, cases in found.items()]
@@ -110,23 +109,19 @@ def ratio_table(entries: Sequence[BenchEntry]) -> str:
 
 def _memory(case: BenchCase) -> Iterator[RatioTarget]:
     """Targets on one host: against peers, the memory limit, and a hub with colocated shards."""
-    n = case[0]
+    n = case.n
     if n > 1:  # a peer with one rank exchanges nothing
-        yield _target("gloo+sgd", "hub-shm", case, 7 if n == 4 else 5, least=True)
-        yield _target("mpi", "hub-shm", case, 3, least=True)
-    yield _target("hub-shm", LIMIT, case, 1.5)
+        yield RatioTarget("gloo+sgd", "hub-shm", case, 7 if n == 4 else 5, least=True)
+        yield RatioTarget("mpi", "hub-shm", case, 3, least=True)
+    yield RatioTarget("hub-shm", LIMIT, case, 1.5)
     if n > 1:
-        yield _target("hub-colo", "hub-shm", case, 1)
+        yield RatioTarget("hub-colo", "hub-shm", case, 1)
 
 
 def _wire(case: BenchCase) -> Iterator[RatioTarget]:
     """Targets over sockets, with one server each."""
-    yield _target("hub-zmq-tcp", "raw-tcp", case, 1.25)
-    yield _target("hub-grpc", "hub-zmq", case, 2.5)
-
-
-def _target(over: str, under: str, case: BenchCase, wanted: float, *, least: bool = False) -> RatioTarget:
-    return RatioTarget(RowTimes(over, case), RowTimes(under, case), wanted, least)
+    yield RatioTarget("hub-zmq-tcp", "raw-tcp", case, 1.25)
+    yield RatioTarget("hub-grpc", "hub-zmq", case, 2.5)
 
 
 def _code(row: str) -> str:

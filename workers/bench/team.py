@@ -14,10 +14,13 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from hubring.ps.config.environment import become
 from hubring.ps.core.errors import ConnectionLost
@@ -34,8 +37,6 @@ from hubring.workers.peers.processes import (
 )
 from hubring.workers.peers.rows import mpirun
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-
 
 def cpu_seconds(session: int) -> float:
     """Returns the CPU seconds that the living processes of a session have used.
@@ -43,31 +44,20 @@ def cpu_seconds(session: int) -> float:
     Args:
         session: Id of the session, which is the pid of its leader.
     """
-    return sum(ticks for leader, ticks in _living() if leader == session) / _TICKS
-
-
-def _living() -> list[tuple[int, int]]:
-    """Returns session and used ticks of every process; see proc(5), /proc/pid/stat."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # the process has just ended
-        found.append((int(fields[3]), int(fields[11]) + int(fields[12])))
-    return found
+    used = 0.0
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, ProcessLookupError):  # the process has just ended
+            if os.getsid(process.pid) == session:
+                used += sum(process.cpu_times()[:2])
+    return used
 
 
 _SERVER = multiprocessing.get_context("forkserver")
+# Not imported, since only the rows' processes need this module.
+MEMBER = "hubring.workers.bench.member"
 # The first optimizer imports torch._dynamo, which is half of that time.
-_SERVER.set_forkserver_preload(
-    [
-        "torch._dynamo",
-        "hubring.workers.run_script",
-        "hubring.workers.bench.libraries",
-        "hubring.workers.bench.member",
-    ]
-)
+_PRELOADED = ["torch._dynamo", "hubring.workers.run_script", "hubring.workers.bench.libraries", MEMBER]
+_SERVER.set_forkserver_preload(_PRELOADED)
 
 
 class Forked(RunProcess):
@@ -118,10 +108,6 @@ def _run(module: str, arguments: list[str], out: str, err: str, environment: dic
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # torch read the fork server's value at import
     sys.argv = [module, *arguments]
     import_module(module).main()
-
-
-# Not imported, since only the rows' processes need this module.
-MEMBER = "hubring.workers.bench.member"
 
 
 class BenchTurn(NamedTuple):

@@ -29,8 +29,7 @@ def extremes(numbers: Sequence[int], name: str, communicator: Communicator) -> t
         name: Name of the collective.
         communicator: Connects the ranks, which all call it.
     """
-    most = allreduce(_both(numbers), ReduceOp.MAX, name, communicator=communicator)
-    return _apart(most)
+    return _apart(allreduce(_both(numbers), ReduceOp.MAX, name, communicator=communicator))
 
 
 def start_extremes(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 from torch import Tensor
 
@@ -16,6 +18,10 @@ from hubring.workers.runtime import context
 
 __all__ = ["Group", "barrier", "barrier_async", "join", "join_async", "new_group", "remove_group"]
 
+P = ParamSpec("P")
+S = TypeVar("S")
+T = TypeVar("T")
+
 
 class Group:
     """A group of ranks, made by `hubring.new_group`.
@@ -26,7 +32,10 @@ class Group:
     """
 
     def __init__(self, ranks: Collection[int], own: int, size: int) -> None:
-        _check_ranks(ranks, size)
+        if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < size for rank in ranks):
+            raise UsageError(
+                f"invalid group of ranks {list(ranks)}: pass one or more different ranks from 0 to {size - 1}"
+            )
         self.ranks = tuple(sorted(ranks))
         self.removed = False
         self._own = own
@@ -57,13 +66,6 @@ class Group:
 
     def __str__(self) -> str:
         return f"the group of ranks {list(self.ranks)}"
-
-
-def _check_ranks(ranks: Collection[int], size: int) -> None:
-    if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < size for rank in ranks):
-        raise UsageError(
-            f"invalid group of ranks {list(ranks)}: pass one or more different ranks from 0 to {size - 1}"
-        )
 
 
 class Scope(TypedDict, total=False):
@@ -159,6 +161,25 @@ def tensors_of(work: CollectiveWork) -> list[Tensor]:
     """Waits for a work and returns its result, a list of tensors."""
     results: list[Tensor] = work.get()
     return results
+
+
+def waiting(start: Callable[P, S], finish: Callable[[S], T]) -> Callable[P, T]:
+    """Returns the form of a collective that waits for its result.
+
+    Args:
+        start: The form that returns at once; its name has `_async`.
+        finish: Waits for what `start` returns, and returns the result.
+    """
+
+    @wraps(start)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        return finish(start(*args, **kwargs))
+
+    result = signature(finish).return_annotation
+    wait.__signature__ = signature(start).replace(return_annotation=result)  # type: ignore[attr-defined]
+    wait.__name__ = start.__name__.replace("_async", "")
+    wait.__doc__ = f"Calls `{start.__name__}`, waits, and returns the result."
+    return wait
 
 
 def barrier(name: str | None = None, **scope: Unpack[Scope]) -> None:

@@ -10,30 +10,14 @@ from torch import Tensor
 
 from hubring.ps.core.errors import UsageError
 from hubring.ps.core.messages import Call, Collective
-from hubring.workers.collectives.groups import Scope, begin, into, like, tensor_of, tensors_of
+from hubring.workers.collectives.groups import Scope, begin, into, like, tensor_of, tensors_of, waiting
 from hubring.workers.communicators.base import CollectiveWork, Communicator, transfer_call
 from hubring.workers.runtime import context
 
-__all__ = [
-    "allgather",
-    "allgather_async",
-    "alltoall",
-    "alltoall_async",
-    "broadcast",
-    "broadcast_",
-    "broadcast_async",
-    "broadcast_async_",
-    "gather",
-    "gather_async",
-    "grouped_allgather",
-    "grouped_allgather_async",
-    "recv",
-    "recv_async",
-    "scatter",
-    "scatter_async",
-    "send",
-    "send_async",
-]
+__all__ = ["broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "scatter", "scatter_async"]
+__all__ += ["allgather", "allgather_async", "grouped_allgather", "grouped_allgather_async"]
+__all__ += ["alltoall", "alltoall_async", "gather", "gather_async"]
+__all__ += ["recv", "recv_async", "send", "send_async"]
 
 
 def broadcast(tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]) -> Tensor:
@@ -45,21 +29,18 @@ def broadcast_async(
     tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
     """Starts `broadcast`."""
-    then = like([tensor], many=False)
-    return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=then)
-
-
-def broadcast_(tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]) -> Tensor:
-    """As `broadcast`, but writes the result to `tensor` and returns it."""
-    return tensor_of(broadcast_async_(tensor, root, name, **scope))
+    return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=like([tensor], many=False))
 
 
 def broadcast_async_(
     tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
-    """Starts `broadcast_`."""
-    then = into(tensor)
-    return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=then)
+    """Starts `broadcast`, and writes the result to `tensor` before the work is done."""
+    return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=into(tensor))
+
+
+broadcast_ = waiting(broadcast_async_, tensor_of)
+"""As `broadcast`, but writes the result to `tensor` and returns it."""
 
 
 def scatter(
@@ -99,18 +80,15 @@ def allgather_async(tensor: Tensor, name: str | None = None, **scope: Unpack[Sco
     return begin(Collective.ALLGATHER, [tensor], name, scope)
 
 
-def grouped_allgather(
-    tensors: Sequence[Tensor], name: str | None = None, **scope: Unpack[Scope]
-) -> list[Tensor]:
-    """As `allgather` of each tensor, in one exchange."""
-    return tensors_of(grouped_allgather_async(tensors, name, **scope))
-
-
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
-    """Starts `grouped_allgather`."""
+    """Starts `allgather` of each tensor, in one exchange."""
     return begin(Collective.ALLGATHER, tensors, name, scope, then=like(tensors))
+
+
+grouped_allgather = waiting(grouped_allgather_async, tensors_of)
+"""As `allgather` of each tensor, in one exchange."""
 
 
 def gather(

@@ -14,25 +14,13 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Collective, ReduceOp
 from hubring.ps.store.collective import WIDER, layout_of, objection_to
-from hubring.workers.collectives.groups import Scope, begin, into, like, tensor_of, tensors_of
+from hubring.workers.collectives.groups import Scope, begin, into, like, tensor_of, tensors_of, waiting
 from hubring.workers.communicators.base import CollectiveWork
 
-__all__ = [
-    "allreduce",
-    "allreduce_",
-    "allreduce_async",
-    "allreduce_async_",
-    "grouped_allreduce",
-    "grouped_allreduce_",
-    "grouped_allreduce_async",
-    "grouped_allreduce_async_",
-    "grouped_reduce_scatter",
-    "grouped_reduce_scatter_async",
-    "reduce",
-    "reduce_async",
-    "reduce_scatter",
-    "reduce_scatter_async",
-]
+__all__ = ["allreduce", "allreduce_", "allreduce_async", "allreduce_async_"]
+__all__ += ["grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"]
+__all__ += ["reduce", "reduce_async", "reduce_scatter", "reduce_scatter_async"]
+__all__ += ["grouped_reduce_scatter", "grouped_reduce_scatter_async"]
 
 
 def sparse_parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:
@@ -103,29 +91,15 @@ def allreduce_async(
     return begin(Collective.ALLREDUCE, [tensor], name, scope, op=op)
 
 
-def allreduce_(
-    tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
-) -> Tensor:
-    """As `allreduce`, but writes the result to `tensor` and returns it."""
-    return tensor_of(allreduce_async_(tensor, op, name, **scope))
-
-
 def allreduce_async_(
     tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
-    """Starts `allreduce_`. The tensor is written before the work is done."""
-    then = into(tensor)
-    return begin(Collective.ALLREDUCE, [tensor], name, scope, op=op, then=then)
+    """Starts `allreduce`, and writes the result to `tensor` before the work is done."""
+    return begin(Collective.ALLREDUCE, [tensor], name, scope, op=op, then=into(tensor))
 
 
-def grouped_allreduce(
-    tensors: Sequence[Tensor],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    **scope: Unpack[Scope],
-) -> list[Tensor]:
-    """As `allreduce` of each tensor, in one exchange. Shapes and dtypes may be mixed."""
-    return tensors_of(grouped_allreduce_async(tensors, op, name, **scope))
+allreduce_ = waiting(allreduce_async_, tensor_of)
+"""As `allreduce`, but writes the result to `tensor` and returns it."""
 
 
 def grouped_allreduce_async(
@@ -134,19 +108,12 @@ def grouped_allreduce_async(
     name: str | None = None,
     **scope: Unpack[Scope],
 ) -> CollectiveWork:
-    """Starts `grouped_allreduce`."""
-    then = like(tensors)
-    return begin(Collective.ALLREDUCE, tensors, name, scope, op=op, then=then)
+    """Starts `allreduce` of each tensor, in one exchange. Shapes and dtypes may be mixed."""
+    return begin(Collective.ALLREDUCE, tensors, name, scope, op=op, then=like(tensors))
 
 
-def grouped_allreduce_(
-    tensors: Sequence[Tensor],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    **scope: Unpack[Scope],
-) -> list[Tensor]:
-    """As `grouped_allreduce`, but writes the results to `tensors`."""
-    return tensors_of(grouped_allreduce_async_(tensors, op, name, **scope))
+grouped_allreduce = waiting(grouped_allreduce_async, tensors_of)
+"""As `allreduce` of each tensor, in one exchange. Shapes and dtypes may be mixed."""
 
 
 def grouped_allreduce_async_(
@@ -155,9 +122,12 @@ def grouped_allreduce_async_(
     name: str | None = None,
     **scope: Unpack[Scope],
 ) -> CollectiveWork:
-    """Starts `grouped_allreduce_`."""
-    then = into(*tensors, many=True)
-    return begin(Collective.ALLREDUCE, tensors, name, scope, op=op, then=then)
+    """Starts `grouped_allreduce`, and writes the results to `tensors` before the work is done."""
+    return begin(Collective.ALLREDUCE, tensors, name, scope, op=op, then=into(*tensors, many=True))
+
+
+grouped_allreduce_ = waiting(grouped_allreduce_async_, tensors_of)
+"""As `grouped_allreduce`, but writes the results to `tensors`."""
 
 
 def reduce(
@@ -183,31 +153,21 @@ def reduce_async(
     return begin(Collective.REDUCE, [tensor], name, scope, op=op, root=root)
 
 
-def reduce_scatter(
-    tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
-) -> Tensor:
-    """Returns this member's rows of the `allreduce` result.
-
-    If the rows do not divide evenly, the first members get one row more.
-    """
-    return tensor_of(reduce_scatter_async(tensor, op, name, **scope))
-
-
 def reduce_scatter_async(
     tensor: Tensor, op: ReduceOp = ReduceOp.AVERAGE, name: str | None = None, **scope: Unpack[Scope]
 ) -> CollectiveWork:
-    """Starts `reduce_scatter`."""
+    """Starts an `allreduce` of which each member gets some rows.
+
+    If the rows do not divide evenly, the first members get one row more.
+    """
     return begin(Collective.REDUCE_SCATTER, [tensor], name, scope, op=op)
 
 
-def grouped_reduce_scatter(
-    tensors: Sequence[Tensor],
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
-    **scope: Unpack[Scope],
-) -> list[Tensor]:
-    """As `reduce_scatter` of each tensor, in one exchange."""
-    return tensors_of(grouped_reduce_scatter_async(tensors, op, name, **scope))
+reduce_scatter = waiting(reduce_scatter_async, tensor_of)
+"""Returns this member's rows of the `allreduce` result.
+
+If the rows do not divide evenly, the first members get one row more.
+"""
 
 
 def grouped_reduce_scatter_async(
@@ -216,6 +176,9 @@ def grouped_reduce_scatter_async(
     name: str | None = None,
     **scope: Unpack[Scope],
 ) -> CollectiveWork:
-    """Starts `grouped_reduce_scatter`."""
-    then = like(tensors)
-    return begin(Collective.REDUCE_SCATTER, tensors, name, scope, op=op, then=then)
+    """Starts `reduce_scatter` of each tensor, in one exchange."""
+    return begin(Collective.REDUCE_SCATTER, tensors, name, scope, op=op, then=like(tensors))
+
+
+grouped_reduce_scatter = waiting(grouped_reduce_scatter_async, tensors_of)
+"""As `reduce_scatter` of each tensor, in one exchange."""

@@ -30,16 +30,16 @@ A script with `import horovod.torch as hvd` runs without edits under `ps-worker 
 
 from __future__ import annotations
 
-from hubring.workers.horovod import compression as compression
 from hubring.workers.horovod import elastic as elastic
 from hubring.workers.horovod import functions as functions
-from hubring.workers.horovod import mpi_ops as mpi_ops
 from hubring.workers.horovod import optimizer as optimizer
 from hubring.workers.horovod import sync_batch_norm as sync_batch_norm
-from hubring.workers.horovod.build import check_extension as check_extension
+from hubring.workers.horovod.basics import check_extension as check_extension
+from hubring.workers.horovod.collectives import compression as compression
+from hubring.workers.horovod.collectives import mpi_ops as mpi_ops
+from hubring.workers.horovod.collectives.mpi_ops import *  # noqa: F403
 from hubring.workers.horovod.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
 from hubring.workers.horovod.functions import *  # noqa: F403
-from hubring.workers.horovod.mpi_ops import *  # noqa: F403
 from hubring.workers.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
 from hubring.workers.horovod.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
 

@@ -16,8 +16,7 @@ import cloudpickle
 import torch
 from torch.optim import Optimizer
 
-from hubring.workers.horovod.collectives.allgather import allgather_async
-from hubring.workers.horovod.collectives.broadcast import broadcast_, overwrite_async
+from hubring.workers.horovod.collectives.moving import allgather_async, broadcast_, overwrite_async
 from hubring.workers.horovod.collectives.operation import synchronize
 from hubring.workers.horovod.world import ProcessSet, checked, current, global_process_set
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from hubring.ps.config.environment import environment
 from hubring.ps.job.sharding import runs_within
-from hubring.workers.horovod.build import split_list
+from hubring.workers.horovod.basics import split_list
 from hubring.workers.horovod.world import ProcessSet, current
 
 BUCKET_BYTES = 4 << 20

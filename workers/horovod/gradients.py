@@ -7,21 +7,28 @@ local step instead.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.optim import Optimizer
 
-from hubring.workers.horovod.collectives.allgather import sparse_allreduce_async
 from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async
+from hubring.workers.horovod.collectives.compression import Compression, Compressor
+from hubring.workers.horovod.collectives.moving import sparse_allreduce_async
 from hubring.workers.horovod.collectives.operation import Adasum, Average, Reduction, chosen, synchronize
-from hubring.workers.horovod.compression import Compression, Compressor
-from hubring.workers.horovod.gradient_groups import GradientGroup, Groups, NamedParameters
+from hubring.workers.horovod.gradient_groups import (
+    GradientGroup,
+    Groups,
+    NamedParameters,
+    buckets_of,
+    names_of,
+)
 from hubring.workers.horovod.world import ProcessSet, current, global_process_set
 from hubring.workers.runtime import context
-from hubring.workers.runtime.worker import Worker, unwatched
+from hubring.workers.runtime.worker import unwatched
 
 T = TypeVar("T")
 
@@ -56,61 +63,6 @@ def reduction(options: ExchangeOptions) -> Reduction:
     how = Reduction(op, 1.0 / predivide, predivide)
     how.check(options.process_set)
     return how
-
-
-@dataclass(slots=True, weakref_slot=True)
-class HorovodTrainer:
-    """Counts an optimizer's steps, so that the hub knows them and can stop the worker after a step.
-
-    Attributes:
-        named_parameters: Every trained parameter by name.
-        waited: Returns the seconds that training has waited for exchanges.
-        groups: Returns the optimizer's parameter groups.
-        completed_steps: Number of completed steps.
-        ahead: By how many steps other ranks can be ahead; 0, since a step waits for all ranks.
-    """
-
-    named_parameters: dict[str, torch.Tensor]
-    waited: Callable[[], float]
-    groups: Callable[[], list[dict[str, Any]]]
-    completed_steps: int = 0
-    ahead: int = 0
-    _place: Worker | None = None
-    _begin_slow: Callable[[int], None] = unwatched
-
-    def __post_init__(self) -> None:
-        place = context.started()
-        if place is not None and place.communicator is current().communicator:
-            self._place = place
-            self._begin_slow = place.watch(self.named_parameters.values())
-
-    def begin(self) -> None:
-        """Starts training. Call this once the exchange is set up."""
-        if self._place is not None:
-            self._place.adopt(self)
-            self._begin_slow(0)
-
-    @property
-    def exchange_seconds(self) -> float:
-        return self.waited()
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        return self.groups()
-
-    def settle(self) -> None:
-        """Does nothing, since no exchange is running after a step."""
-
-    def step_completed(self) -> None:
-        """Records a completed step.
-
-        Raises:
-            Preempted: The job stops at this step.
-        """
-        self.completed_steps += 1
-        if self._place is not None:
-            self._place.step_completed(self.completed_steps)
-            self._begin_slow(self.completed_steps)
 
 
 class PassCounter:
@@ -186,35 +138,62 @@ class SentGradients(NamedTuple):
 class GradientExchange:
     """Sends buckets as backward fills them, and writes the reduced gradients into `.grad`.
 
+    It also counts the optimizer's steps, so that the hub knows them and can stop the worker after a step: the
+    public attributes are those of `hubring.workers.runtime.worker.Trainer`.
+
     Args:
-        names: The name of every trained parameter.
-        buckets: Empty if this rank exchanges nothing.
-        how: The reduction.
-        options: How else it exchanges.
+        optimizer: The optimizer, whose groups are complete.
+        options: How it exchanges.
 
     Attributes:
-        seconds: Seconds that training has waited for exchanges so far.
+        exchange_seconds: Seconds that training has waited for exchanges so far.
+        names: The name of every parameter.
         required: The parameters whose missing gradient counts as zeros and becomes the reduced gradient. At
             first all. A parameter that a script takes out keeps no gradient if no rank has one.
     """
 
-    def __init__(
-        self,
-        names: Mapping[torch.Tensor, str],
-        buckets: Sequence[GradientGroup],
-        how: Reduction,
-        options: ExchangeOptions,
-    ) -> None:
-        self.seconds = 0.0
-        ready = None if how.op == Adasum else self._send
-        self.passes = PassCounter(buckets, options.backward_passes_per_step, ready)
-        self.required = set(names) if buckets else set()
-        self._names = names
-        self._buckets = buckets
-        self._how = how
-        self._options = options
+    ahead = 0
+
+    def __init__(self, optimizer: Optimizer, options: ExchangeOptions) -> None:
+        self._how = reduction(options)
+        self._optimizer, self._options = optimizer, options
+        self.names = names_of(optimizer, options.named_parameters)
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        trained = {one: self.names[one] for one in held if one.requires_grad}
+        self._buckets = buckets_of(trained, options.groups, options.process_set)
+        self.named_parameters = {name: one for one, name in trained.items()}
+        self.exchange_seconds = 0.0
+        self.completed_steps = 0
+        self.required = set(trained) if self._buckets else set()
+        place = context.started()
+        self._place = place if place is not None and place.communicator is current().communicator else None
+        # Before `PassCounter`: the delays of a slowed worker run before the exchange's gradient hooks.
+        self._begin_slow = unwatched if self._place is None else self._place.watch(trained)
+        ready = None if self._how.op == Adasum else self._send
+        self.passes = PassCounter(self._buckets, options.backward_passes_per_step, ready)
+        if self._place is not None:
+            self._place.adopt(self)
+        self._begin_slow(0)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self._optimizer.param_groups
 
     def settle(self) -> None:
+        """Does nothing, since no exchange is running after a step."""
+
+    def step_completed(self) -> None:
+        """Records a completed step.
+
+        Raises:
+            Preempted: The job stops at this step.
+        """
+        self.completed_steps += 1
+        if self._place is not None:
+            self._place.step_completed(self.completed_steps)
+            self._begin_slow(self.completed_steps)
+
+    def reduce(self) -> None:
         """Waits until every `.grad` holds the reduced gradient; a missing gradient counts as zeros.
 
         Raises:
@@ -228,7 +207,7 @@ class GradientExchange:
             for sent in bucket.handles:
                 self._finish(sent)
         self.passes.reset()
-        self.seconds += time.perf_counter() - began
+        self.exchange_seconds += time.perf_counter() - began
 
     def reduce_changes(self, step: Callable[[], T]) -> T:
         """Replaces each parameter's change in a step by the reduction of the ranks' changes.
@@ -243,18 +222,14 @@ class GradientExchange:
         before = {parameter: parameter.detach().clone() for parameter in parameters}
         result = step()
         began = time.perf_counter()
-        under_way = [
-            self._begin_dense(
-                bucket.name,
-                bucket.parameters,
-                [parameter.detach() - before[parameter] for parameter in bucket.parameters],
-            )
-            for bucket in self._buckets
-        ]
+        under_way = []
+        for bucket in self._buckets:
+            changes = [parameter.detach() - before[parameter] for parameter in bucket.parameters]
+            under_way.append(self._begin_dense(bucket.name, bucket.parameters, changes))
         for parameter, change in chain.from_iterable(map(self._results, under_way)):
             parameter.detach().copy_(before[parameter] + change)
         self.passes.reset()
-        self.seconds += time.perf_counter() - began
+        self.exchange_seconds += time.perf_counter() - began
         return result
 
     def running(self) -> dict[torch.Tensor, tuple[Any, Any]]:
@@ -296,7 +271,7 @@ class GradientExchange:
 
     def _begin_sparse(self, parameter: torch.Tensor) -> SentGradients:
         assert parameter.grad is not None
-        name, gradient = self._names[parameter], parameter.grad
+        name, gradient = self.names[parameter], parameter.grad
         handle = sparse_allreduce_async(gradient, name, self._how.op, self._options.process_set)
         return SentGradients([parameter], handle, [None])
 

@@ -16,21 +16,18 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from hubring.workers.horovod.collectives.compression import Compression, Compressor
 from hubring.workers.horovod.collectives.operation import Adasum, Average
-from hubring.workers.horovod.compression import Compression, Compressor
-from hubring.workers.horovod.gradient_groups import Groups, NamedParameters, buckets_of, duplicates, names_of
-from hubring.workers.horovod.gradients import ExchangeOptions, GradientExchange, HorovodTrainer, reduction
+from hubring.workers.horovod.gradient_groups import Groups, NamedParameters, duplicates
+from hubring.workers.horovod.gradients import ExchangeOptions, GradientExchange
 from hubring.workers.horovod.world import ProcessSet, current, global_process_set
 
 __all__ = ["DistributedOptimizer", "_DistributedAdasumOptimizer", "_DistributedOptimizer"]
 
 
 NEVER_CALLED = {
-    "_allreduce_grad_async",
-    "_grouped_allreduce_grad_async",
-    "_make_hook",
-    "_register_hooks",
-    "_sparse_allreduce_grad_async",
+    *("_allreduce_grad_async", "_grouped_allreduce_grad_async", "_sparse_allreduce_grad_async"),
+    *("_make_hook", "_register_hooks"),
 }
 """Methods of Horovod's wrappers that send one gradient. Here many gradients are sent together."""
 
@@ -50,7 +47,6 @@ class WrappedOptimizer(Optimizer):
     _parameter_names: dict[torch.Tensor, str]
     _compression: type[Compressor]
     _exchange: GradientExchange
-    _trainer: HorovodTrainer
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -64,21 +60,13 @@ class WrappedOptimizer(Optimizer):
 
     def wrap(self, options: ExchangeOptions) -> None:
         """Begins the exchange of an optimizer whose groups are complete."""
-        how = reduction(options)
-        self._parameter_names = names_of(self, options.named_parameters)
-        held = [parameter for group in self.param_groups for parameter in group["params"]]
-        trained = {one: self._parameter_names[one] for one in held if one.requires_grad}
-        buckets = buckets_of(trained, options.groups, options.process_set)
-        # Before the exchange, so that the delays of a slowed worker run before the exchange's gradient hooks.
-        named = {name: one for one, name in trained.items()}
-        self._trainer = HorovodTrainer(named, lambda: self._exchange.seconds, lambda: self.param_groups)
+        self._exchange = GradientExchange(self, options)
+        self._parameter_names = self._exchange.names
         self._compression = options.compression
         self.backward_passes_per_step = options.backward_passes_per_step
         self.op, self.process_set = options.op, options.process_set
         self.sparse_as_dense = options.sparse_as_dense
         self.gradient_predivide_factor = options.gradient_predivide_factor
-        self._exchange = GradientExchange(trained, buckets, how, options)
-        self._trainer.begin()
 
     @property
     def _allreduce_delay(self) -> dict[torch.Tensor, int]:
@@ -169,7 +157,7 @@ class AveragingOptimizer(WrappedOptimizer):
         Raises:
             HorovodInternalError: Ranks disagree, or a rank is lost.
         """
-        self._exchange.settle()
+        self._exchange.reduce()
         self._synchronized = True
 
     @contextmanager
@@ -201,7 +189,7 @@ class AveragingOptimizer(WrappedOptimizer):
         else:
             loss = super().step(lambda: self._after_backward(closure))
         self._synchronized = False
-        self._trainer.step_completed()
+        self._exchange.step_completed()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # the wrapped step runs torch's hooks
@@ -273,7 +261,7 @@ class DeltaOptimizer(WrappedOptimizer):
         """
         step: Callable[[], Any] = super().step if closure is None else partial(super().step, closure)
         loss = self._exchange.reduce_changes(step)
-        self._trainer.step_completed()
+        self._exchange.step_completed()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # the wrapped step runs torch's hooks
@@ -323,18 +311,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; expected at least 1")
     made = _derived(optimizer, DeltaOptimizer if op == Adasum and current().size > 1 else AveragingOptimizer)
-    made.wrap(
-        ExchangeOptions(
-            named_parameters,
-            compression,
-            backward_passes_per_step,
-            op,
-            gradient_predivide_factor,
-            groups,
-            sparse_as_dense,
-            process_set,
-        )
+    options = ExchangeOptions(
+        *(named_parameters, compression, backward_passes_per_step, op),
+        *(gradient_predivide_factor, groups, sparse_as_dense, process_set),
     )
+    made.wrap(options)
     return made
 
 

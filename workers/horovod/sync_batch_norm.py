@@ -13,10 +13,10 @@ import torch
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hubring.workers.horovod.collectives.allgather import allgather_async
+from hubring.workers.horovod.basics import size
 from hubring.workers.horovod.collectives.allreduce import allreduce_async
+from hubring.workers.horovod.collectives.moving import allgather_async
 from hubring.workers.horovod.collectives.operation import Sum, synchronize
-from hubring.workers.horovod.lifecycle import size
 
 Tensor = torch.Tensor
 
@@ -30,17 +30,9 @@ class SyncBatchNorm(_BatchNorm):
         momentum: Weight of a step's statistics in the running statistics; None: a plain average.
         affine: Whether to learn weight and bias.
         track_running_stats: Whether to track running statistics for evaluation.
+        device: Where the parameters are.
+        dtype: The parameters' dtype.
     """
-
-    def __init__(
-        self,
-        num_features: int,
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-    ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats)
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:

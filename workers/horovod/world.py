@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from hubring.workers import collectives
 from hubring.workers.collectives import Group
 from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.horovod.collectives.handles import Handles, Pending, Timeline
 from hubring.workers.horovod.errors import HorovodInternalError, RefusedCall, translated
-from hubring.workers.horovod.operations import Handles, Pending, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,7 @@ def neighbourhood(rank: int, hosts: Sequence[Hashable]) -> Neighbourhood:
     # A Counter preserves the order in which hosts first appear, which is the order of their lowest ranks.
     having = [host for host, count in counts.items() if count > local_rank]
     return Neighbourhood(
-        local_rank,
-        counts[here],
-        having.index(here),
-        len(having),
-        len(set(counts.values())) == 1,
+        local_rank, counts[here], having.index(here), len(having), len(set(counts.values())) == 1
     )
 
 
@@ -94,7 +90,7 @@ class HorovodWorld:
         handles: Operations that are not synchronized yet.
         process_sets: The added process sets, by their ranks.
         timeline: Records the operations; None: no recording.
-        membership: The `Membership` of `hubring.workers.horovod.elastic`; None without elastic training.
+        membership: What `elastic.run` knows of the members; None without elastic training.
         active: Whether the world has not been shut down.
     """
 

@@ -102,26 +102,22 @@ def _reads(*variables: Mapping[str, str]) -> Callable[[Environment], list[Launch
 
 LAUNCHER_VARIABLE = "HUBRING_LAUNCHER"
 
-RANK_VARIABLES = {
-    "rank": "RANK",
-    "size": "WORLD_SIZE",
-    "local_rank": "LOCAL_RANK",
-    "local_size": "LOCAL_WORLD_SIZE",
-    "node_rank": "GROUP_RANK",
-}
-HOROVOD_VARIABLES = {
-    "rank": "HOROVOD_RANK",
-    "size": "HOROVOD_SIZE",
-    "local_rank": "HOROVOD_LOCAL_RANK",
-    "local_size": "HOROVOD_LOCAL_SIZE",
-    "node_rank": "HOROVOD_CROSS_RANK",
-}
+
+def _fields(*names: str) -> dict[str, str]:
+    """Returns the variables of rank, size, local rank, local size and node rank, or of the first of them."""
+    return dict(zip(("rank", "size", "local_rank", "local_size", "node_rank"), names, strict=False))
+
+
+RANK_VARIABLES = _fields("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+HOROVOD_VARIABLES = _fields(
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK")
+)
 
 
 def place_variables(rank: int, size: int, local_rank: int, local_size: int, node_rank: int) -> dict[str, str]:
     """Returns the variables that give a worker its rank and sizes, as torchrun sets them."""
-    place = {"rank": rank, "size": size, "local_rank": local_rank, "local_size": local_size}
-    return {RANK_VARIABLES[name]: str(value) for name, value in {**place, "node_rank": node_rank}.items()}
+    place = rank, size, local_rank, local_size, node_rank
+    return dict(zip(RANK_VARIABLES.values(), map(str, place), strict=True))
 
 
 rank_variables = _reads(RANK_VARIABLES)
@@ -169,19 +165,12 @@ KUBERNETES = LauncherFamily(
 )
 
 
-_OPEN_MPI = {
-    "rank": "OMPI_COMM_WORLD_RANK",
-    "size": "OMPI_COMM_WORLD_SIZE",
-    "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-}
+_OPEN_MPI = _fields(
+    *("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    *("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+)
 _PMIX = {"rank": "PMIX_RANK"}
-_HYDRA = {
-    "rank": "PMI_RANK",
-    "size": "PMI_SIZE",
-    "local_rank": "MPI_LOCALRANKID",
-    "local_size": "MPI_LOCALNRANKS",
-}
+_HYDRA = _fields("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 def speaks_pmix(environment: Environment) -> bool:

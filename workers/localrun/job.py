@@ -58,8 +58,7 @@ class LocalJob:
         str | None, _cluster("-H", "--hosts", help="where to start workers: localhost:SLOTS")
     ] = None
     hostfile: Annotated[
-        Path | None,
-        _cluster("-hostfile", "--hostfile", help="file with lines such as: localhost slots=4"),
+        Path | None, _cluster("-hostfile", "--hostfile", help="file with lines such as: localhost slots=4")
     ] = None
     host_discovery_script: Annotated[
         str | None, _cluster(help="elastic: program that prints localhost:SLOTS; runs once")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from inspect import Parameter
-from itertools import chain
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS
-from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.sources import load_server, load_worker, refuse_unknown
-from hubring.ps.config.terminal import options
-from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.access import check_token_file
 from hubring.ps.security.guard import Role
@@ -25,11 +20,6 @@ WORKER = ("topology", "backend", "transport", "aggregate", "compress", "bucket_b
 _OF_BOTH = ("checkpoint_dir", "checkpoint_every")
 """They go to the process that holds the optimizer's state: the server, or the workers."""
 _NO_ADDRESS = "127.0.0.1:1"
-
-
-def setting_options() -> Iterator[Parameter]:
-    """Yields the options of `ps-run` for these settings."""
-    yield from chain(options(WorkerConfig, WORKER), options(ServerConfig, SERVER))
 
 
 class LocalJobSettings(NamedTuple):

@@ -77,7 +77,7 @@ class JobReport:
         """Prints what starts. Call it first: server and workers need seconds to import torch."""
         topology, mode = self._settings.topology, self._settings.mode
         how = topology if topology == "ring" else f"{topology}, {mode}"
-        _print(f"starting 1 server, {_workers(self._size)} ({how})")
+        _print(f"starting 1 server, {_count(self._size, 'worker')} ({how})")
 
     def page(self, banner: str) -> None:
         """Prints the address of the status page, which the server's banner holds."""
@@ -121,7 +121,7 @@ class JobReport:
         done = f" {'-'.join(map(str, [*steps[:1], *steps[1:][-1:]]))} steps" if steps else ""
         took = f"{seconds:.1f} s" + (f" with {_count(restarts, 'restart')}" if restarts else "")
         if not code:
-            _print(f"{_workers(self._size)} finished{done} in {took}{_metrics(results)}")
+            _print(f"{_count(self._size, 'worker')} finished{done} in {took}{_metrics(results)}")
         elif code in _STOPPED:
             _print(f"{_STOPPED[code]} after{done or ' 0 steps'} and {took} (exit code {code})")
         else:
@@ -130,10 +130,6 @@ class JobReport:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _workers(count: int) -> str:
-    return _count(count, "worker")
 
 
 def _metrics(results: Mapping[int, Mapping[str, Any]]) -> str:

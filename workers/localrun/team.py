@@ -74,17 +74,10 @@ class LocalWorker(Child):
     ) -> None:
         super().__init__(f"rank {rank}", command, environment, stdin=source, stdout=PIPE, stderr=PIPE)
         self.rank = rank
-        pipes = zip(OUTPUTS, (self.stdout, self.stderr), screens, strict=True)
-        self._outputs = [
-            ChildOutput(
-                pipe,
-                screen,
-                f"[{rank}]<{name}>:",
-                folder / name if folder is not None else None,
-                keeps_result=name == "stdout",
-            )
-            for name, pipe, screen in pipes
-        ]
+        self._outputs = []
+        for name, pipe, screen in zip(OUTPUTS, (self.stdout, self.stderr), screens, strict=True):
+            mark, copy = f"[{rank}]<{name}>:", folder / name if folder is not None else None
+            self._outputs.append(ChildOutput(pipe, screen, mark, copy, keeps_result=name == "stdout"))
 
     def hear_out(self, seconds: float) -> dict[str, Any]:
         """Returns the worker's result once all output is written, or after `seconds` for each stream.

@@ -16,14 +16,8 @@ from msgspec import Struct
 from hubring.ps.core.errors import UsageError
 
 NCCL_COLUMNS = (
-    "size (B)",
-    "count (elements)",
-    "type",
-    "redop",
-    "time (us)",
-    "algbw (GB/s)",
-    "busbw (GB/s)",
-    "#wrong",
+    *("size (B)", "count (elements)", "type", "redop"),
+    *("time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong"),
 )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shutil import which
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hubring.ps.config.declaration import flag_words
 from hubring.ps.core import packages
@@ -83,32 +84,27 @@ class PeerRow:
         return ["hubring.workers.peers.serve", *flag_words(flags)]
 
 
+_grouped = partial(PeerRow, grouped=True)
+
+
+def _served(name: str, where: str, **more: Any) -> PeerRow:
+    about = f"a parameter server {where} waits for all, averages, and steps"
+    return PeerRow(name, about, served=True, **more)
+
+
 PEERS = {
     row.name: row
     for row in (
-        PeerRow("ddp", "torch's DistributedDataParallel, every worker steps", grouped=True),
-        PeerRow(
-            "fsdp2",
-            "torch's fully_shard, every worker keeps and steps a part of each parameter",
-            grouped=True,
-        ),
-        PeerRow(
-            "zero1",
-            "DistributedDataParallel and ZeroRedundancyOptimizer, every worker steps some parameters",
-            grouped=True,
+        _grouped("ddp", "torch's DistributedDataParallel, every worker steps"),
+        _grouped("fsdp2", "torch's fully_shard, every worker keeps and steps a part of each parameter"),
+        _grouped(
+            "zero1", "DistributedDataParallel and ZeroRedundancyOptimizer, every worker steps some parameters"
         ),
         PeerRow(
             "mpi", "Open MPI's allreduce after backward, every worker steps", launched=True, needs="mpi4py"
         ),
-        PeerRow("rpc", "a parameter server on torch's RPC waits for all, averages, and steps", served=True),
-        PeerRow(
-            "ray",
-            "a parameter server in a Ray actor waits for all, averages, and steps",
-            served=True,
-            leads=True,
-            needs="ray",
-            linked=False,
-        ),
+        _served("rpc", "on torch's RPC"),
+        _served("ray", "in a Ray actor", leads=True, needs="ray", linked=False),
     )
 }
 

@@ -125,14 +125,8 @@ def work(words: Sequence[str], token: str) -> dict[str, Any]:
         tokens = Path(secrets) / "tokens"
         private_file.write(tokens, f"{token}\n")
         variables = {**environment(), PARENT_VARIABLE: str(os.getpid()), "PS_TOKEN_FILE": str(tokens)}
-        worker = started.add(
-            NodeWorker(
-                "the worker",
-                module_command("hubring.workers.programs.ps_worker", *words),
-                variables,
-                SharedScreen(sys.stdout.buffer),
-            )
-        )
+        command = module_command("hubring.workers.programs.ps_worker", *words)
+        worker = started.add(NodeWorker("the worker", command, variables, SharedScreen(sys.stdout.buffer)))
         result, code = worker.result(), worker.exit_code()
     if worker.code != code:  # a signal ended the worker
         return {"error": worker.ended, "exit_code": code}

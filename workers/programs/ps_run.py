@@ -13,20 +13,25 @@ from typing import Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.ps.config.terminal import CommandWithGroups, takes
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.terminal import CommandWithGroups, options, takes
+from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import UsageError
 from hubring.ps.process.output import drop_output
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ELSEWHERE, other_python, parse_command
 from hubring.workers.localrun.job import LocalJob
-from hubring.workers.localrun.settings import SERVER, WORKER, setting_options
+from hubring.workers.localrun.settings import SERVER, WORKER
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command(cls=CommandWithGroups, context_settings={"allow_interspersed_args": False})
 @takes(
-    signature(LocalJob, eval_str=True).parameters.values(), setting_options(), command_line.ignored_options()
+    signature(LocalJob, eval_str=True).parameters.values(),
+    options(WorkerConfig, WORKER),
+    options(ServerConfig, SERVER),
+    command_line.ignored_options(),
 )
 def run(
     command: Annotated[
@@ -52,7 +57,10 @@ def run(
     ps-run accepts horovodrun's other flags, and prints which of them have no effect.
     """
     if check_build:
-        raise SystemExit(_check_build())
+        from hubring.workers.horovod import basics  # late: torch
+
+        print(basics.check_build())
+        raise SystemExit
     raise SystemExit(terminal.conclude("ps-run", lambda: _run(command or [], module, flags, jsrun=jsrun)))
 
 
@@ -60,13 +68,6 @@ def main() -> None:
     """Console entry of `ps-run`."""
     elsewhere = "set other options of the server and the workers with PS_* variables: PS_TRACE=DIR ps-run ..."
     terminal.run(app, "ps-run", elsewhere=elsewhere)
-
-
-def _check_build() -> int:
-    from hubring.workers.horovod.build import check_build
-
-    print(check_build())
-    return 0
 
 
 def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: bool | None) -> int:

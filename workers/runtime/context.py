@@ -156,22 +156,18 @@ def shutdown(reason: LeaveReason = LeaveReason.FINISHED, text: str = "") -> None
     try:
         if reason is LeaveReason.FINISHED:
             worker.synchronize()
-        if reason is LeaveReason.FINISHED and worker.saves is not None:
-            worker.saves.save()
-        if reason is LeaveReason.FINISHED and worker.communicator.rank == 0 and worker.config.save_parameters:
-            save_parameters(worker.config.save_parameters, worker.trainers)
+            if worker.saves is not None:
+                worker.saves.save()
+            if worker.communicator.rank == 0 and worker.config.save_parameters:
+                save_parameters(worker.config.save_parameters, worker.trainers)
     except BaseException as error:
         reason, text = reason_of(error), _last_line(error)
         raise
     finally:
         _result = worker.result()
-        worker.record.close()
-        if worker.audit is not None:
-            worker.audit.close()
-        if worker.saves is not None:
-            worker.saves.close()
-        if worker.recorder is not None:
-            worker.recorder.close()
+        for part in (worker.record, worker.audit, worker.saves, worker.recorder):
+            if part is not None:
+                part.close()
         _leave(worker, reason, text)
 
 

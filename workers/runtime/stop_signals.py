@@ -27,11 +27,7 @@ from hubring.workers.runtime.worker import Worker
 log = logging.getLogger(__name__)
 
 INTERRUPTED = 128 + signal.SIGINT
-CODES = {
-    signal.SIGINT: INTERRUPTED,
-    signal.SIGTERM: Preempted.exit_code,
-    signal.SIGUSR1: Preempted.exit_code,
-}
+CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: Preempted.exit_code, signal.SIGUSR1: Preempted.exit_code}
 GRACE_SECONDS = 20.0
 """How long a worker that was asked to stop has for each step. Launchers kill after 30 s, many of them."""
 SLOW_STEPS = 2.0

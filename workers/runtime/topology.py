@@ -118,16 +118,11 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
     transport, dial, wired = registry.choose(
         session.shards, config.transport, locate=session.locations.locate
     )
-    log.info(
-        "rank %d of %d, hub in mode %s, %d shard(s) over %s",
-        session.sender.rank,
-        session.size,
-        session.mode,
-        len(session.shards),
-        transport.name,
-    )
+    shards = len(session.shards)
+    place = session.sender.rank, session.size, session.mode, shards, transport.name
+    log.info("rank %d of %d, hub in mode %s, %d shard(s) over %s", *place)
     # A worker can be ahead of others only in lockstep, and that slows the others only on a network link.
-    client = KVClient(session.sender, len(session.shards), dial, bounded=session.lockstep and wired)
+    client = KVClient(session.sender, shards, dial, bounded=session.lockstep and wired)
     session.locations.on_move = client.reconnect
     client.on_saved = session.states.want
     communicator = PSCommunicator(
@@ -177,19 +172,9 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
         device=device,
         timeout=config.timeout,
     )
-    communicator = HealingRing(
-        meeting,
-        late=session.late,
-        size=session.ring_size,
-        timeout=config.timeout,
-    )
-    log.info(
-        "rank %d of %d, ring over %s that continues with at least %d workers",
-        communicator.rank,
-        communicator.size,
-        config.backend,
-        config.min_workers,
-    )
+    communicator = HealingRing(meeting, late=session.late, size=session.ring_size, timeout=config.timeout)
+    place = communicator.rank, communicator.size, config.backend, config.min_workers
+    log.info("rank %d of %d, ring over %s that continues with at least %d workers", *place)
     session.on_ring = lambda broken, newcomers: communicator.hear(broken, newcomers=newcomers)
     session.on_failure(communicator.fail)
     return communicator

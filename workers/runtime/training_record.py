@@ -1,7 +1,8 @@
-"""What a worker records during training: metrics, the time of exchanges, parameters that are not finite.
+"""What a worker records during training: metrics, exchanges, waits, parameters that are not finite.
 
 Metrics are written as one JSON object a line. Exchanges in flight become spans of the trace, and the time
-that overlapped with compute.
+that overlapped with compute. The heartbeat's thread looks at the stacks of the others to see what the process
+waits in, and on which line of its script. So an exchange costs nothing more for it.
 
 No later step makes a parameter finite that is NaN or infinite. A hub refuses gradients that are not
 finite. Where workers step, such a gradient can be normal: a GradScaler skips the step. There, parameters
@@ -11,19 +12,26 @@ are checked when a reported metric is not finite and before they are saved. A st
 from __future__ import annotations
 
 import json
+import linecache
+import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
+from threading import get_ident
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
 
 from hubring.ps.core.errors import NonFinite, UsageError
+from hubring.ps.core.timing import Waiting
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.work import Work
 from hubring.ps.optim.sums import all_finite
+from hubring.workers.communicators.base import Communicator
 
 _EXPECTED = {"total_steps", "progress"}
 """Metrics that tell how much there is to do. Alone they are no measurement, so they make no line of the"
@@ -182,3 +190,44 @@ def check_finite(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: in
                     f"rank {rank}'s parameter {name} {list(parameter.shape)} holds {worst} after step {step};"
                     f" {NonFinite.fix}"
                 )
+
+
+LONG_SECONDS = 5.0
+"""Shorter waits are not reported."""
+
+_LIBRARIES = {"hubring", "torch", "grpc", "zmq", "tqdm", "debugpy"} | sys.stdlib_module_names
+"""What has threads that call no collective on their own."""
+
+
+def what_waits(waiting: Waiting, communicator: Communicator) -> dict[str, Any]:
+    """Returns the fields of `Telemetry` for the thread that has waited longest; none if it is not long."""
+    longest = waiting.longest()
+    if longest is None or longest[1] < LONG_SECONDS:
+        return {}
+    stacks = sys._current_frames()
+    innermost = stacks.pop(longest[0], None)
+    stack = [frame for frame, _ in walk_stack(innermost)] if innermost is not None else []
+    work = next((frame.f_locals["self"] for frame in stack if frame.f_code is Work.wait.__code__), None)
+    if any(frame.f_code.co_qualname == "Exchange._wait" for frame in stack):
+        operation = "the exchange of gradients"  # of whichever bucket
+    elif isinstance(work, Work):
+        operation = work.what
+    else:
+        return {}
+    stacks.pop(get_ident(), None)
+    others = [frame for other in stacks.values() for frame, _ in walk_stack(other)]
+    alone = all(_package(frame) in _LIBRARIES for frame in others)
+    return {"operation": operation, "place": _place(stack), "held": alone and communicator.is_held()}
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _place(stack: list[FrameType]) -> str:
+    """Returns the innermost line that is no library's."""
+    frame = next((one for one in stack if _package(one) not in _LIBRARIES), None)
+    if frame is None:
+        return ""
+    name, line = frame.f_code.co_filename, frame.f_lineno
+    return f"{Path(name).name}:{line}: {linecache.getline(name, line).strip()}"

@@ -26,8 +26,7 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import training_record
 from hubring.workers.runtime.slowdown import Slowdown, SlowdownSettings
-from hubring.workers.runtime.training_record import FlightRecorder, Record
-from hubring.workers.runtime.waits import what_waits
+from hubring.workers.runtime.training_record import FlightRecorder, Record, what_waits
 
 
 class Trainer(Protocol):

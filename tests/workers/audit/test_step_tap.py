@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from contextvars import copy_context
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,7 +17,9 @@ from hubring.workers.audit.audit_file import AuditFile, AuditStep, ModelLayout, 
 from hubring.workers.audit.step_tap import BATCH_NORM, StepTap
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.horovod.gradients import HorovodTrainer
+from hubring.workers.horovod import basics
+from hubring.workers.horovod.gradients import ExchangeOptions, GradientExchange
+from hubring.workers.launchers.placement import Placement
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.compare.audited import KINDS, Script, Training
 from tests.support.compare.correct_scripts import SCRIPTS, in_bfloat16, normalized
@@ -67,7 +70,12 @@ def test_training_is_the_same_bit_by_bit(row: str, name: str) -> None:
 
 def test_an_audit_leaves_out_an_optimizer_without_step_hooks(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit", LocalCommunicator())
-    audit.adopt(HorovodTrainer({}, lambda: 0.0, list))
+
+    def exchange() -> GradientExchange:
+        basics.begin(LocalCommunicator(), Placement(), thread=True)
+        return GradientExchange(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]), ExchangeOptions())
+
+    audit.adopt(copy_context().run(exchange))
     audit.step_completed()
     audit.close()
     assert list(read_audit(tmp_path / "audit")) == []

@@ -10,7 +10,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.bench import cli
-from hubring.workers.bench.case import BenchCase, BenchEntry
+from hubring.workers.bench.case import BenchEntry
 from hubring.workers.bench.summary import BEGIN, END, GPU_NOTE, put_into, read_entries, render, targets
 
 ROOT = Path(__file__).parents[3]
@@ -19,17 +19,10 @@ RESULTS = ROOT / "workers" / "bench" / "RESULTS.md"
 
 
 def made(row: str, n: int, median_ms: float, **more: Any) -> BenchEntry:
-    told = {
-        "row": row,
-        "n": n,
-        "shape": "flat",
-        "optimizer": "sgd",
-        "bytes": 100 << 20,
-        "steps": 15,
-        "wrong": 0,
-    }
+    case = {"row": row, "n": n, "shape": "flat", "optimizer": "sgd", "bytes": 100 << 20}
     times = {"median_ms": median_ms, "min_ms": median_ms, "spread_ms": median_ms / 10}
-    return BenchEntry(**{**told, **times, "algbw": 1.0, "busbw": 1.0, **more})
+    rest = {"steps": 15, "wrong": 0, "algbw": 1.0, "busbw": 1.0}
+    return BenchEntry(**{**case, **times, **rest, **more})
 
 
 def cells(text: str, row: str) -> list[str]:
@@ -73,11 +66,11 @@ def test_targets_are_shown_with_the_measured_value_and_whether_it_is_met() -> No
 
 def test_all_that_is_wanted_is_measured_by_the_standard_cases() -> None:
     cases = set(cli.cases_of(None))
-    standard = [target for target in targets() if BenchCase(*target.over.case) in cases]
-    assert all(target.under is None or BenchCase(*target.under.case) in cases for target in standard)
+    standard = [target for target in targets() if target.case in cases]
+    assert all(not target.under or target.under_case in cases for target in standard)
     for row in ("mpi", "hub-colo", "hub-grpc", "ddp-gloo"):
-        assert any(target.over.row == row for target in standard)
-    assert {target.over.case[0] for target in standard if target.over.row == "hub-zmq-tcp"} == {1, 2, 4}
+        assert any(target.over == row for target in standard)
+    assert {target.case.n for target in standard if target.over == "hub-zmq-tcp"} == {1, 2, 4}
 
 
 def test_wrong_elements_are_not_kept_quiet() -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.horovod import lifecycle
+from hubring.workers.horovod import basics
 from hubring.workers.launchers.placement import Placement
 from tests.support.training.ranks import HubRanks, Ranks, RingRanks
 
@@ -28,7 +28,7 @@ class Everybody:
         """What each rank returned, in rank order; or the first one's error."""
 
         def live(communicator: Communicator) -> T:
-            lifecycle.begin(communicator, Placement(), thread=True)
+            basics.begin(communicator, Placement(), thread=True)
             return action()
 
         return self.ranks.run(live)

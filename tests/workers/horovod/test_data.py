@@ -37,7 +37,7 @@ class ReadAhead(AsyncDataLoaderMixin, Numbers):
 
 
 def readers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "data loader"]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("data loader")]
 
 
 @pytest.mark.parametrize("most", [0, 1, 64])

@@ -16,8 +16,13 @@ from torch import nn
 import hubring.horovod as hvd
 from hubring.workers.horovod.elastic import state as states
 from hubring.workers.horovod.elastic.notification import HostUpdateResult
-from hubring.workers.horovod.elastic.run import ObjectState, run_fn
-from hubring.workers.horovod.elastic.state import StateHandler, get_handler_registry, set_handler_registry
+from hubring.workers.horovod.elastic.state import (
+    ObjectState,
+    StateHandler,
+    get_handler_registry,
+    run_fn,
+    set_handler_registry,
+)
 from tests.support.processes.cluster import Cluster, Program
 from tests.workers.horovod.conftest import Everybody, every_rank
 

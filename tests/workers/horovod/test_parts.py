@@ -11,7 +11,7 @@ import torch
 
 import hubring.horovod as hvd
 from hubring.workers.horovod import alias
-from hubring.workers.horovod.build import (
+from hubring.workers.horovod.basics import (
     HorovodBasics,
     check_build,
     get_average_backwards_compatibility_fun,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -28,8 +27,17 @@ def final_loss(said: str) -> float:
     return float(match[1])
 
 
-def ps_run(cluster: Cluster, *arguments: str) -> Program:
-    return cluster.run("run", "hubring.workers.programs.ps_run", *arguments)
+def ps_run(cluster: Cluster, *arguments: str, code: int = 0) -> Program:
+    """A job that has ended with this exit code."""
+    program = cluster.run("run", "hubring.workers.programs.ps_run", "-np", "2", *arguments)
+    assert program.wait() == code, program.said()
+    return program
+
+
+def written(folder: Path, script: str) -> str:
+    file = folder / "script.py"
+    file.write_text(script)
+    return str(file)
 
 
 @pytest.mark.timeout(300)
@@ -47,11 +55,10 @@ def test_an_unedited_script_ends_in_the_same_loss_by_ps_worker_on_a_hub_and_by_p
     trace, outputs = tmp_path / "trace.json", tmp_path / "outputs"
     program = ps_run(
         cluster,
-        *("-np", "2", "-H", "localhost:2", "--topology", "ring", "--output-filename", str(outputs)),
+        *("-H", "localhost:2", "--topology", "ring", "--output-filename", str(outputs)),
         *("--gloo", "--mpi", "--cycle-time-ms", "3.5", "--network-interface", "lo", "--disable-cache"),
         *("--fusion-threshold-mb", "1", "--timeline-filename", str(trace), "python", *script),
     )
-    assert program.wait() == 0, program.said()
     lines = program.out.read_text().splitlines()
     assert all(re.match(r"\[[01]\]<stdout>:", line) for line in lines)
     assert final_loss(program.out.read_text()) == pytest.approx(on_hub, abs=2e-6)
@@ -65,20 +72,20 @@ def test_an_unedited_script_ends_in_the_same_loss_by_ps_worker_on_a_hub_and_by_p
 def test_a_plain_python_process_takes_its_place_from_mpiruns_variables(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    script = tmp_path / "plain.py"
-    script.write_text(
+    script = written(
+        tmp_path,
         "import hubring, hubring.horovod as hvd, torch\n"
         "hvd.init()\n"
         "ranks = hvd.allgather(torch.tensor([hvd.rank()]), name='ranks').tolist()\n"
-        "print(hubring.rank(), hubring.size(), hvd.rank(), hvd.size(), hvd.local_rank(), ranks)\n"
+        "print(hubring.rank(), hubring.size(), hvd.rank(), hvd.size(), hvd.local_rank(), ranks)\n",
     )
     server, address = cluster.server("--workers", "2", "--once")
     programs = []
     for rank in (1, 0):
         place = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2}
         variables = {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in place.items()}
-        command = [sys.executable, str(script)]
-        programs.append(cluster.start(f"plain{rank}", command, variables | {"PS_SERVER": address}))
+        variables["PS_SERVER"] = address
+        programs.append(cluster.start(f"plain{rank}", [sys.executable, script], variables))
     for rank, program in zip((1, 0), programs, strict=True):
         assert program.wait() == 0, program.said()
         assert program.out.read_text() == f"{rank} 2 {rank} 2 {rank} [0, 1]\n"
@@ -89,8 +96,8 @@ def test_a_plain_python_process_takes_its_place_from_mpiruns_variables(
 def test_workers_know_who_started_them_and_the_first_failure_ends_all(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    script = tmp_path / "fails.py"
-    script.write_text(
+    script = written(
+        tmp_path,
         "import json, subprocess, sys\n"
         "import horovod.torch as hvd, torch\n"
         "hvd.init()\n"
@@ -99,18 +106,17 @@ def test_workers_know_who_started_them_and_the_first_failure_ends_all(
         "print(said['launcher']['value'], said['rank']['value'], said['world size']['value'], flush=True)\n"
         "hvd.barrier()\n"
         "if hvd.rank() == 1: sys.exit(7)\n"
-        "hvd.allreduce(torch.ones(1))\n"
+        "hvd.allreduce(torch.ones(1))\n",
     )
-    program = ps_run(cluster, "-np", "2", str(script))
-    assert program.wait() == 7, program.said()
+    program = ps_run(cluster, script, code=7)
     assert "rank 1 exited with 7" in program.said()
     assert "[1]<stdout>:ps-run 1 2" in program.out.read_text()
 
 
 @pytest.mark.full
 def test_init_can_be_called_again_after_a_process_set_was_refused(cluster: Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "sets.py"
-    script.write_text(
+    script = written(
+        tmp_path,
         "import horovod.torch as hvd\n"
         "def told(sets):\n"
         "    try:\n"
@@ -124,28 +130,15 @@ def test_init_can_be_called_again_after_a_process_set_was_refused(cluster: Clust
         "assert told([first]) is None and told('dynamic') is None and told(None) is None\n"
         "assert 'init was called before' in told([first, other])\n"
         "assert hvd.mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [0]}\n"
-        "print('done')\n"
+        "print('done')\n",
     )
-    program = ps_run(cluster, "-np", "2", str(script))
-    assert program.wait() == 0, program.said()
-    assert program.out.read_text().count("done") == 2
-
-
-@pytest.mark.full
-def test_a_signal_reaches_the_workers(cluster: Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "waits.py"
-    script.write_text(
-        "import horovod.torch as hvd, time\nhvd.init()\nprint('here', flush=True)\ntime.sleep(600)\n"
-    )
-    program = ps_run(cluster, "-np", "2", str(script))
-    program.until(lambda: program.out.read_text().count("here") == 2, "start of both")
-    program.process.send_signal(signal.SIGTERM)
-    assert program.wait() == 75, program.said()
+    assert ps_run(cluster, script).out.read_text().count("done") == 2
 
 
 def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path: Path) -> None:
-    script, outputs = tmp_path / "calls.py", tmp_path / "outputs"
-    script.write_text(  # a function within a function, and no guard: what workers get is the function alone
+    outputs = tmp_path / "outputs"
+    script = written(  # a function within a function, and no guard: what workers get is the function alone
+        tmp_path,
         "import horovod\n"
         "def calls():\n"
         "    def total(start, step):\n"
@@ -156,9 +149,9 @@ def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path:
         "        mine = torch.tensor(start + step * hvd.rank())\n"
         "        return hvd.allreduce(mine, op=hvd.Sum).item(), hvd.rank()\n"
         "    return total\n"
-        f"print(horovod.run(calls(), (1.0,), {{'step': 2.0}}, 2, output_filename={str(outputs)!r}))\n"
+        f"print(horovod.run(calls(), (1.0,), {{'step': 2.0}}, 2, output_filename={str(outputs)!r}))\n",
     )
-    program = cluster.run("alone", "hubring.workers.programs.ps_worker", "--as-horovod", str(script))
+    program = cluster.run("alone", "hubring.workers.programs.ps_worker", "--as-horovod", script)
     assert program.wait() == 0, program.said()
     assert "[(4.0, 0), (4.0, 1)]" in program.out.read_text()
     assert "rank 1" in (outputs / "rank.1" / "stdout").read_text()
@@ -215,8 +208,8 @@ def test_a_call_that_cannot_be_sent_leaves_no_worker() -> None:
 @pytest.mark.parametrize("topology", ["hub", "ring"])
 def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Path, topology: str) -> None:
     mark = tmp_path / "killed"
-    script = tmp_path / "elastic.py"
-    script.write_text(
+    script = written(
+        tmp_path,
         "import os, pathlib, signal, time, torch\n"
         "import horovod.torch as hvd\n"
         "hvd.init()\n"
@@ -234,10 +227,9 @@ def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Pa
         "        time.sleep(0.05)\n"
         "        state.commit()\n"
         "    return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()\n"
-        "print('all', train(state), state.sizes)\n"
+        "print('all', train(state), state.sizes)\n",
     )
-    program = ps_run(cluster, "-np", "2", "--min-num-proc", "1", "--topology", topology, str(script))
-    assert program.wait() == 0, program.said()
+    program = ps_run(cluster, "--min-num-proc", "1", "--topology", topology, script)
     assert "rank 0 was killed by signal 9 (SIGKILL); restarting it" in program.said()
     assert program.out.read_text().count("all 2.0 [2, 1, 2]") == 2
 
@@ -246,9 +238,7 @@ def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Pa
 
 
 def python(folder: Path, script: str) -> subprocess.CompletedProcess[str]:
-    path = folder / "script.py"
-    path.write_text(script)
-    command = [sys.executable, str(path)]
+    command = [sys.executable, written(folder, script)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
 
 

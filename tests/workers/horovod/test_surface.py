@@ -68,9 +68,10 @@ def test_arguments_have_horovods_names_order_and_defaults(name: str, arguments: 
     parameters = inspect.signature(getattr(hvd, name)).parameters
     wanted = arguments.split()
     assert list(parameters)[: len(wanted)] == wanted
-    for argument, parameter in parameters.items():
-        if parameter.default is not parameter.empty and argument in DEFAULTS:
-            assert parameter.default is DEFAULTS[argument] or parameter.default == DEFAULTS[argument]
+    for argument in wanted:
+        default = parameters[argument].default
+        if default is not inspect.Parameter.empty and argument in DEFAULTS:
+            assert default is DEFAULTS[argument] or default == DEFAULTS[argument]
 
 
 def test_horovod_run_takes_horovods_arguments() -> None:

@@ -100,11 +100,7 @@ def test_slurms_short_form_of_tasks_per_node_is_read(node: int, tasks: int) -> N
         ({"RANK": "1", **SRUN}, {}, "RANK=1 and SLURM_PROCID=6"),
         ({"WORLD_SIZE": "9", **OPEN_MPI}, {}, "WORLD_SIZE=9 and OMPI_COMM_WORLD_SIZE=4"),
         (INDEXED, {"rank": 1}, "--rank 1 and JOB_COMPLETION_INDEX=2"),
-        (
-            {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.1.0", "PMIX_RANK": "5"},
-            {},
-            "SLURM_PROCID=6 and PMIX_RANK=5",
-        ),
+        ({**SRUN, "PMIX_NAMESPACE": "slurm.1.0", "PMIX_RANK": "5"}, {}, "SLURM_PROCID=6 and PMIX_RANK=5"),
     ],
 )
 def test_wrong_and_contradicting_numbers_are_refused_by_name_and_value(
@@ -127,13 +123,7 @@ def test_a_restart_is_noticed() -> None:
 
 @pytest.mark.parametrize(
     ("hostname", "rank"),
-    [
-        ("train-3", 3),
-        ("train-3.train.default.svc", 3),
-        ("train-03", None),
-        ("train-24567", None),
-        ("train", None),
-    ],
+    [("train-3", 3), ("train-3.train.svc", 3), ("train-03", None), ("train-24567", None), ("train", None)],
 )
 def test_a_pods_hostname_says_its_number_if_it_is_one(hostname: str, rank: int | None) -> None:
     pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from hubring.ps.core.errors import UsageError
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import (
-    IGNORED_FLAGS,
     ScriptCommand,
     ignored_notices,
     other_python,
@@ -122,10 +120,6 @@ def test_flags_without_effect_are_listed_with_the_reason() -> None:
         "--cycle-time-ms: no effect, since operations start immediately, not in cycles",
     ]
     assert not list(ignored_notices([]))
-
-
-def test_every_idle_flag_is_one_of_the_command() -> None:
-    assert IGNORED_FLAGS.keys() <= inspect.signature(ps_run.run).parameters.keys()
 
 
 @pytest.mark.parametrize(

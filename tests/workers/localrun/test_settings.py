@@ -38,11 +38,7 @@ def test_workers_read_settings_from_variables_too() -> None:
 @pytest.mark.parametrize(
     ("given", "variables", "told"),
     [
-        (
-            {},
-            {"PS_MODE": "async"},
-            "PS_MODE='async' in the environment: expected one of bsp, asp, ssp, backup",
-        ),
+        ({}, {"PS_MODE": "async"}, "PS_MODE='async' in the environment: expected one of bsp, asp"),
         ({}, {"PS_STANDBY": "1"}, "Unset PS_STANDBY, or use ps-server start --standby 1"),
         ({"topology": "ring", "aggregate": True}, {}, "--aggregate requires --topology hub"),
     ],

@@ -22,10 +22,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", iter(range(0, 10**6, 100)).__next__)
 
 
-def supervisor(most: int, folder: Path | None) -> Supervisor:
-    return Supervisor(most, folder)
-
-
 def run(supervisor: Supervisor, endings: Iterator[AttemptEnd]) -> AttemptEnd:
     return supervisor.run(endings.__next__)
 
@@ -38,7 +34,7 @@ def test_each_restart_is_one_line_with_cause_step_and_what_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, 1, 40)
-    job = supervisor(3, tmp_path)
+    job = Supervisor(3, tmp_path)
     ends = [KILLED, AttemptEnd(69, "the server exited with 69"), AttemptEnd(0)]
     assert run(job, iter(ends)) == AttemptEnd(0)
     assert capsys.readouterr().err.splitlines() == [
@@ -51,7 +47,7 @@ def test_each_restart_is_one_line_with_cause_step_and_what_is_left(
 
 
 def test_restarts_without_progress_run_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = supervisor(2, tmp_path)
+    job = Supervisor(2, tmp_path)
     assert run(job, iter([KILLED] * 3)) == KILLED
     said = capsys.readouterr().err
     assert said.count("at step 0, because there is no checkpoint yet") == 2
@@ -67,7 +63,7 @@ def test_a_newer_checkpoint_allows_all_restarts_again(
             yield KILLED
         yield AttemptEnd(0)
 
-    job = supervisor(1, tmp_path)
+    job = Supervisor(1, tmp_path)
     assert run(job, endings()).code == 0
     assert job.restarts == 5
     assert re.findall(r"step (\d+) \((\d) restart", capsys.readouterr().err) == [
@@ -81,14 +77,14 @@ def test_a_newer_checkpoint_allows_all_restarts_again(
 def test_a_failure_and_a_wish_are_not_restarted(
     tmp_path: Path, ending: AttemptEnd, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(supervisor(3, tmp_path), iter([ending])) == ending
+    assert run(Supervisor(3, tmp_path), iter([ending])) == ending
     assert capsys.readouterr().err == ""
 
 
 def test_a_lost_job_without_checkpoints_says_what_would_restart_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(supervisor(0, None), iter([KILLED])) == KILLED
+    assert run(Supervisor(0, None), iter([KILLED])) == KILLED
     assert "the job is lost; with --checkpoint-dir DIR it starts again" in capsys.readouterr().err
 
 
@@ -97,11 +93,11 @@ def test_a_server_that_does_not_start_is_a_loss(tmp_path: Path, capsys: pytest.C
         raise ServerUnreachable("the server did not start")
 
     with pytest.raises(ServerUnreachable):
-        supervisor(2, tmp_path).run(refuse)
+        Supervisor(2, tmp_path).run(refuse)
     assert capsys.readouterr().err.count("the server did not start; restarting the job") == 2
 
 
 def test_a_signal_while_it_waits_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     monkeypatch.setattr(time, "sleep", lambda seconds: signal.raise_signal(signal.SIGTERM))
-    assert run(supervisor(3, tmp_path), iter([KILLED])) == AttemptEnd(75, asked=True)
+    assert run(Supervisor(3, tmp_path), iter([KILLED])) == AttemptEnd(75, asked=True)

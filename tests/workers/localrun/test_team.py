@@ -127,13 +127,7 @@ ENDS_SERVER = """echo '{"steps": 7}'; echo here >"$2"; read line <fifo; exit %d"
     [
         (STAYS_SERVER, True, 7, 0, "did not end in time and was killed; the newest checkpoint is of step 7"),
         (STAYS_SERVER, False, -1, 1, "did not end in time and was killed; there is no checkpoint"),
-        (
-            ENDS_SERVER % 75,
-            False,
-            5,
-            1,
-            "without leaving the job, at step 7; the newest checkpoint is of step 5",
-        ),
+        (ENDS_SERVER % 75, False, 5, 1, "leaving the job, at step 7; the newest checkpoint is of step 5"),
         (ENDS_SERVER % 75, False, 7, 0, ""),
         (ENDS_SERVER % 69, True, 7, 69, "the server exited with 69; the newest checkpoint is of step 7"),
         (ENDS_SERVER % 0, True, 7, 0, ""),

@@ -74,9 +74,7 @@ def backward(model: torch.nn.Module) -> None:
     model(torch.ones(2, 4)).sum().backward()
 
 
-def test_gradients_leave_when_the_emulated_device_has_them(
-    begin: Begin,
-) -> None:
+def test_gradients_leave_when_the_emulated_device_has_them(begin: Begin) -> None:
     events = begin(SlowdownSettings(compute=0.3))
     model, optimizer = made()
     last, first = 5, 20  # elements of the two layers
@@ -126,9 +124,7 @@ def test_a_step_of_several_passes_sleeps_once(begin: Begin) -> None:
     assert slept(events) == pytest.approx(2 * 0.25)
 
 
-def test_every_step_has_its_own_delay_at_its_first_gradient(
-    begin: Begin,
-) -> None:
+def test_every_step_has_its_own_delay_at_its_first_gradient(begin: Begin) -> None:
     slowness = SlowdownSettings(Straggler(kind="pareto", seconds=0.02), seed=5)
     events = begin(slowness)
     model, optimizer = made()
@@ -142,9 +138,7 @@ def test_every_step_has_its_own_delay_at_its_first_gradient(
         ]
 
 
-def test_delays_are_those_of_the_first_optimizers_steps_however_often_another_steps(
-    begin: Begin,
-) -> None:
+def test_delays_are_those_of_the_first_optimizers_steps_however_often_another_steps(begin: Begin) -> None:
     slowness = SlowdownSettings(Straggler(kind="pareto", seconds=0.02), seed=5)
     events = begin(slowness)
     first, other = made(), made()

@@ -14,6 +14,7 @@ import pytest
 from hubring.workers.runtime import context, stop_signals
 from hubring.workers.runtime.stop_signals import StopSignals
 from tests.support.fakes.clock import FakeTime
+from tests.workers import scripts
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_pythons")]
 
@@ -25,15 +26,12 @@ stop_signals.GRACE_SECONDS = stop_signals.STUCK_SECONDS = 0.2
 sys.argv[0] = "ps-worker"
 ps_worker.main()
 """
-TRAIN = """
-import signal, time, torch, hubring
-hubring.init()
-model = torch.nn.Linear(2, 1)
-optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+TRAIN = f"""{scripts.TRAIN}
+import signal, time
 def step():
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-for _ in range(3):
+for _ in range(2):
     step()
 """
 TERM = "signal.raise_signal(signal.SIGTERM)\n"

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from hubring.workers import collectives
+from hubring.workers.collectives.groups import waiting
+from hubring.workers.horovod.collectives.compression import Compression, Compressor
 from hubring.workers.horovod.collectives.operation import (
     Reduction,
     begin_reduction,
     chosen,
     gradient_name,
+    in_place,
     synchronize,
-    written,
 )
-from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.world import OperationCall, ProcessSet, global_process_set
 
 Tensor = torch.Tensor
@@ -43,19 +44,8 @@ def allreduce_async(
     return begin_reduction(OperationCall("allreduce", name, process_set), START, [tensor], how, itemgetter(0))
 
 
-def allreduce_async_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Like `allreduce_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
-    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-    call = OperationCall("allreduce", name, process_set)
-    return begin_reduction(call, START, [tensor], how, lambda results: written(tensor, results[0]))
+allreduce_async_ = in_place(allreduce_async)
+"""Like `allreduce_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
 
 
 def allreduce(
@@ -95,19 +85,8 @@ def allreduce(
     return compression.decompress(HorovodAllreduce.apply(small, None, name, op, *factors, process_set), ctx)
 
 
-def allreduce_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """Like `allreduce`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
-    return synchronize(
-        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
+allreduce_ = waiting(allreduce_async_, synchronize)
+"""Like `allreduce`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
 
 
 def grouped_allreduce_async(
@@ -124,22 +103,8 @@ def grouped_allreduce_async(
     return begin_reduction(OperationCall("grouped_allreduce", name, process_set), START, tensors, how, tuple)
 
 
-def grouped_allreduce_async_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Like `grouped_allreduce_async`, but writes the results into `tensors`."""
-    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
-
-    def write(results: list[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(written(*pair) for pair in zip(tensors, results, strict=True))
-
-    return begin_reduction(OperationCall("grouped_allreduce", name, process_set), START, tensors, how, write)
+grouped_allreduce_async_ = in_place(grouped_allreduce_async)
+"""Like `grouped_allreduce_async`, but writes the results into `tensors`."""
 
 
 def grouped_allreduce(
@@ -161,19 +126,8 @@ def grouped_allreduce(
     return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, small, strict=True)]
 
 
-def grouped_allreduce_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[Tensor, ...]:
-    """Runs `allreduce_` of many tensors in one exchange."""
-    return synchronize(
-        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
-    )
+grouped_allreduce_ = waiting(grouped_allreduce_async_, synchronize)
+"""Runs `allreduce_` of many tensors in one exchange."""
 
 
 class HorovodAllreduce(torch.autograd.Function):

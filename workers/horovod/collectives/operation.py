@@ -8,16 +8,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, ParamSpec
 
 import torch
 
 from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives
 from hubring.workers.communicators.base import CollectiveWork
+from hubring.workers.horovod.collectives.handles import Handles
 from hubring.workers.horovod.errors import translated
-from hubring.workers.horovod.operations import Handles
 from hubring.workers.horovod.world import (
     OperationCall,
     ProcessSet,
@@ -27,21 +28,15 @@ from hubring.workers.horovod.world import (
     started,
 )
 
-Average = 0
-Sum = 1
-Adasum = 2
-Min = 3
-Max = 4
-Product = 5
+P = ParamSpec("P")
 
-REDUCE_OPS = {
-    Average: ReduceOp.AVERAGE,
-    Sum: ReduceOp.SUM,
-    Adasum: ReduceOp.ADASUM,
-    Min: ReduceOp.MIN,
-    Max: ReduceOp.MAX,
-    Product: ReduceOp.PRODUCT,
-}
+Average, Sum, Adasum, Min, Max, Product = range(6)
+
+REDUCE_OPS = (
+    *(ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM),
+    *(ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT),
+)
+"""The operation of the exchange, by constant."""
 NAMES = "hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product"
 
 
@@ -58,7 +53,7 @@ def chosen(op: int | None, average: bool | None) -> int:
         return Average if average else Sum
     if op is None:
         return Average
-    if op not in REDUCE_OPS:
+    if op not in range(len(REDUCE_OPS)):
         raise ValueError(f"op is {op!r}; expected one of {NAMES}")
     return op
 
@@ -185,10 +180,19 @@ def gradient_name(name: str | None) -> str | None:
     return None if name is None else f"{name}.gradient"
 
 
-def written(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Overwrites a tensor outside of autograd, and returns it. The tensor can be a parameter."""
-    tensor.detach().copy_(result.reshape(tensor.shape))
-    return tensor
+def in_place(start: Callable[P, int]) -> Callable[P, int]:
+    """Returns the form of an operation that writes its results into its first argument, and returns that."""
+    first = next(iter(signature(start).parameters))
+
+    @wraps(start)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> int:
+        handle = start(*args, **kwargs)
+        current().handles.write(handle, args[0] if args else kwargs[first])
+        return handle
+
+    begin.__name__ = f"{start.__name__}_"
+    begin.__doc__ = f"Starts `{start.__name__}`; the results are written into `{first}`."
+    return begin
 
 
 def poll(handle: int) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hubring.workers import collectives
-from hubring.workers.horovod.collectives.allgather import allgather_async, grouped_allgather_async
+from hubring.workers.horovod.collectives.compression import Compression, Compressor
+from hubring.workers.horovod.collectives.moving import allgather_async, grouped_allgather_async
 from hubring.workers.horovod.collectives.operation import (
     Average,
     Reduction,
@@ -19,7 +20,6 @@ from hubring.workers.horovod.collectives.operation import (
     scaled,
     synchronize,
 )
-from hubring.workers.horovod.compression import Compression, Compressor
 from hubring.workers.horovod.errors import RefusedCall
 from hubring.workers.horovod.world import OperationCall, ProcessSet, current, global_process_set
 

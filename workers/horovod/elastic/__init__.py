@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from hubring.workers.horovod.elastic import sampler as sampler
 from hubring.workers.horovod.elastic import state as state
-from hubring.workers.horovod.elastic.run import ObjectState as ObjectState
-from hubring.workers.horovod.elastic.run import State as State
-from hubring.workers.horovod.elastic.run import run as run
 from hubring.workers.horovod.elastic.sampler import ElasticSampler as ElasticSampler
+from hubring.workers.horovod.elastic.state import ObjectState as ObjectState
+from hubring.workers.horovod.elastic.state import State as State
 from hubring.workers.horovod.elastic.state import TorchState as TorchState
+from hubring.workers.horovod.elastic.state import run as run
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run", "sampler", "state"]

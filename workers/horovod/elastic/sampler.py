@@ -8,7 +8,7 @@ from itertools import cycle, islice
 
 from torch.utils.data import Sampler
 
-from hubring.workers.horovod.lifecycle import rank, size
+from hubring.workers.horovod.basics import rank, size
 
 
 class ElasticSampler(Sampler[int]):

@@ -1,4 +1,4 @@
-"""Horovod's allgather and alltoall, which concatenate rows of all ranks, and its sparse allreduce.
+"""Horovod's broadcast, allgather and alltoall, and its sparse allreduce.
 
 A sparse allreduce is an allgather of indices and values; repeated indices add up.
 """
@@ -12,17 +12,87 @@ from typing import Any, overload
 import torch
 
 from hubring.workers import collectives
+from hubring.workers.collectives.groups import waiting
 from hubring.workers.horovod.collectives.allreduce import allreduce, grouped_allreduce
-from hubring.workers.horovod.collectives.operation import Average, Sum, gradient_name, sendable, synchronize
-from hubring.workers.horovod.world import (
-    OperationCall,
-    ProcessSet,
-    checked,
-    current,
-    global_process_set,
+from hubring.workers.horovod.collectives.operation import (
+    Average,
+    Sum,
+    gradient_name,
+    in_place,
+    sendable,
+    synchronize,
 )
+from hubring.workers.horovod.world import OperationCall, ProcessSet, checked, current, global_process_set
 
 Tensor = torch.Tensor
+
+
+def broadcast_async(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts a broadcast, and returns a handle. Arguments and errors are those of `broadcast`."""
+    return _begin_broadcast(sendable(tensor), root_rank, name, process_set)
+
+
+broadcast_async_ = in_place(broadcast_async)
+"""Like `broadcast_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
+
+
+def _begin_broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    world, ranks = current(), checked(process_set).ranks
+    if root_rank not in ranks:
+        raise ValueError(f"root_rank is {root_rank}; expected one of the members {ranks}")
+    start = partial(collectives.broadcast_async, tensor.detach(), world.members[root_rank])
+    return world.begin(OperationCall("broadcast", name, process_set), start)
+
+
+overwrite_async = in_place(_begin_broadcast)
+"""`broadcast_async_` for parameters, which can have any memory format."""
+
+
+def broadcast(
+    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Copies the root's tensor to every rank. Differentiable; the gradient goes to the root.
+
+    Args:
+        tensor: The same shape and dtype on all ranks; only the root's values are used.
+        root_rank: A rank of the whole job, even with a process set.
+        name: Matches the operation across ranks; None: the call order of operations without a name.
+        process_set: The ranks that take part.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        ValueError: The root or this rank is not a member of the set, or an operation with this name is
+            running.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
+    """
+    return HorovodBroadcast.apply(tensor, root_rank, name, process_set)
+
+
+broadcast_ = waiting(broadcast_async_, synchronize)
+"""Like `broadcast`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
+
+
+class HorovodBroadcast(torch.autograd.Function):
+    """`broadcast`. As in Horovod, the gradient is the ranks' mean on the root, and zeros elsewhere."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> Tensor:
+        ctx.root_rank, ctx.name, ctx.process_set = root_rank, name, process_set
+        return synchronize(broadcast_async(tensor, root_rank, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        name = gradient_name(ctx.name)
+        mean = allreduce(gradients[0].contiguous(), name=name, op=Average, process_set=ctx.process_set)
+        return (mean if current().rank == ctx.root_rank else torch.zeros_like(mean)), None, None, None
 
 
 def allgather_async(
@@ -178,10 +248,7 @@ def alltoall(
 ) -> Tensor: ...
 @overload
 def alltoall(
-    tensor: Tensor,
-    splits: Tensor | Sequence[int],
-    name: str | None = None,
-    process_set: ProcessSet = ...,
+    tensor: Tensor, splits: Tensor | Sequence[int], name: str | None = None, process_set: ProcessSet = ...
 ) -> tuple[Tensor, Tensor]: ...
 def alltoall(
     tensor: Tensor,

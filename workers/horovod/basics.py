@@ -1,7 +1,8 @@
-"""`init`, `shutdown` and the timeline; ranks and sizes; and which of Horovod's build options are available.
+"""Horovod's basics: `init`, `shutdown`, the timeline, ranks and sizes, build options, and small helpers.
 
 The functions for ranks and sizes raise ValueError before `init`. Hubring has no MPI. The ring runs on
-torch's Gloo and NCCL; the hub needs neither.
+torch's Gloo and NCCL; the hub needs neither. `HorovodBasics` has the functions that do not depend on a
+framework, as methods of one object.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ from __future__ import annotations
 import atexit
 import socket
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from packaging.version import parse
 
-from hubring.ps.config.environment import environment, export
+from hubring.ps.config.environment import become, environment, export
 from hubring.workers import collectives
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.horovod import world as worlds
+from hubring.workers.horovod.collectives import operation
+from hubring.workers.horovod.collectives.handles import Timeline
 from hubring.workers.horovod.errors import HorovodInternalError, translated
-from hubring.workers.horovod.operations import Timeline
 from hubring.workers.horovod.world import (
     HorovodWorld,
     Neighbourhood,
@@ -34,6 +39,8 @@ from hubring.workers.horovod.world import (
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import context
 
+T = TypeVar("T")
+
 
 def mpi_threads_supported() -> bool:
     """Raises ValueError, as Horovod does without MPI.
@@ -44,42 +51,30 @@ def mpi_threads_supported() -> bool:
     raise ValueError("Hubring has no MPI; use a hub, or a ring on Gloo or NCCL")
 
 
-def mpi_enabled() -> bool:
-    """Returns False, since Hubring has no MPI."""
-    return False
-
-
 def mpi_built(verbose: bool = False) -> bool:
-    """Returns False, since Hubring has no MPI."""
+    """Returns False, since Hubring has no MPI, and uses neither IBM's DDL nor Intel's oneCCL."""
     return False
 
 
-def gloo_enabled() -> bool:
-    """Whether a ring can run on Gloo."""
-    return gloo_built()
+mpi_enabled = ddl_built = ccl_built = mpi_built
+"""Return False, as `mpi_built` does."""
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Whether this torch has Gloo."""
+    """Whether this torch has Gloo, so that a ring can run on it."""
     return dist.is_available() and dist.is_gloo_available()
 
 
-def nccl_built() -> int:
+gloo_enabled = gloo_built
+"""Whether a ring can run on Gloo."""
+
+
+def nccl_built(verbose: bool = False) -> int:
     """Returns NCCL's version as a number, for example 22105 for 2.21.5; 0 if this torch has no NCCL."""
     if not (dist.is_available() and dist.is_nccl_available()):
         return 0
     version: tuple[int, ...] = torch.cuda.nccl.version()
     return version[0] * 10000 + version[1] * 100 + version[2]
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """Returns False, since Hubring does not use IBM's DDL."""
-    return False
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """Returns False, since Hubring does not use Intel's oneCCL."""
-    return False
 
 
 def cuda_built(verbose: bool = False) -> bool:
@@ -258,3 +253,134 @@ def _look_around(communicator: Communicator, placement: Placement) -> Neighbourh
             " use hvd.elastic.run to continue without them"
         )
     return neighbourhood(communicator.rank, list(hosts.values()))
+
+
+def check_extension(ext_name: str, *_: Any) -> None:
+    """Accepts `horovod.torch`.
+
+    Raises:
+        ImportError: The extension is for another framework.
+    """
+    if ext_name != "horovod.torch":
+        raise ImportError(f"Hubring does not provide the extension {ext_name}; it provides horovod.torch")
+
+
+def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
+    """Accepts any version, since nothing here is compiled for a version."""
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a framework is supported; only torch is."""
+    return ext_base_name == "torch"
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether torch finds a GPU."""
+    return ext_base_name == "torch" and torch.cuda.is_available()
+
+
+def num_rank_is_power_2(num_rank: int) -> bool:
+    """Whether Adasum works with this number of ranks."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether the version `ver` is `target` or later.
+
+    Raises:
+        ValueError: `target` is not of the form major.minor.patch, or an argument is not a string.
+    """
+    if not isinstance(ver, str) or not isinstance(target, str) or target.count(".") != 2:
+        raise ValueError(
+            f"versions {ver!r} and {target!r}: expected strings, the second as major.minor.patch"
+        )
+    return parse(ver) >= parse(target)
+
+
+def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
+    """Returns a function that gets the reduction from `op`, or from the older `average`.
+
+    Args:
+        reduce_ops: Accepted, but has no effect: the constants are always `hvd.Average` and so on.
+    """
+    return operation.chosen
+
+
+@contextmanager
+def env(**variables: str | None) -> Iterator[None]:
+    """Sets environment variables within a block; None leaves a variable unchanged."""
+    earlier = environment()
+    export({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
+    finally:
+        become(earlier)
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether the value is iterable."""
+    return isinstance(value, Iterable)
+
+
+def split_list(values: list[T], parts: int) -> list[list[T]]:
+    """Splits a list into `parts` pieces whose lengths differ by at most 1."""
+    each, rest = divmod(len(values), parts)
+    starts = [index * each + min(index, rest) for index in range(parts + 1)]
+    return [values[start:end] for start, end in pairwise(starts)]
+
+
+def check_build() -> str:
+    """Returns the available features in the layout of `horovodrun --check-build`."""
+    parts: dict[str, dict[str, int]] = {
+        "Available Frameworks": {"TensorFlow": False, "PyTorch": True, "MXNet": False},
+        "Available Controllers": {"Hub": True, "MPI": mpi_built(), "Gloo": gloo_built()},
+        "Available Tensor Operations": {
+            "Hub": True,
+            "NCCL": nccl_built(),
+            "DDL": ddl_built(),
+            "CCL": ccl_built(),
+            "MPI": mpi_built(),
+            "Gloo": gloo_built(),
+        },
+    }
+    lines = ["Horovod v0.28.1's API on Hubring:"]
+    for title, found in parts.items():
+        lines += [
+            "",
+            f"{title}:",
+            *(f"    [{'X' if there else ' '}] {name}" for name, there in found.items()),
+        ]
+    return "\n".join(lines)
+
+
+_OPS = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+_FUNCTIONS = (
+    *("init", "shutdown", "is_initialized", "start_timeline", "stop_timeline"),
+    *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size", "is_homogeneous"),
+    *("mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built", "nccl_built"),
+    *("ddl_built", "ccl_built", "cuda_built", "rocm_built"),
+)
+
+
+class HorovodBasics:
+    """Horovod's world for one framework's extension. All objects show the same world.
+
+    Args:
+        pkg_path: Accepted, but has no effect: there is no compiled extension to load.
+        args: As `pkg_path`.
+    """
+
+    vars().update({name: getattr(operation, name) for name in _OPS})
+    vars().update({name: staticmethod(globals()[name]) for name in _FUNCTIONS})
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def __init__(self, pkg_path: str = "", *args: Any) -> None: ...
+
+    def _get_process_set_ids_and_ranks(self) -> dict[int, list[int]]:
+        """Returns the ranks of every process set by its number; 0 is the set of all ranks."""
+        added = {one.process_set_id: list(ranks) for ranks, one in current().process_sets.items()}
+        numbered = {number: ranks for number, ranks in added.items() if number is not None}
+        return {0: worlds.global_process_set.ranks, **numbered}

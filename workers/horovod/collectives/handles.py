@@ -23,6 +23,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hubring.workers.communicators.base import CollectiveWork
 from hubring.workers.horovod.errors import translated
 
@@ -77,6 +79,12 @@ class Handles:
             self._pending[number] = self._by_name[pending.name] = pending
         return number
 
+    def write(self, handle: int, tensors: Any) -> None:
+        """Makes an operation write its results into the tensor or tensors, and return these."""
+        pending = self._pending[handle]
+        finish = pending.finish
+        pending.finish = lambda result: written(tensors, finish(result))
+
     def poll(self, handle: int) -> bool:
         """Whether the operation has ended. If so, writes the tensors of an in-place operation.
 
@@ -106,6 +114,17 @@ class Handles:
             with self._lock:
                 if self._by_name.get(pending.name) is pending:
                     del self._by_name[pending.name]
+
+
+def written(tensors: Any, results: Any) -> Any:
+    """Overwrites a tensor, or each of several, outside of autograd; returns it, or a tuple of them.
+
+    A tensor can be a parameter.
+    """
+    if not isinstance(tensors, torch.Tensor):
+        return tuple(map(written, tensors, results))
+    tensors.detach().copy_(results.reshape(tensors.shape))
+    return tensors
 
 
 class Timeline:
