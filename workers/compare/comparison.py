@@ -18,13 +18,13 @@ import contextlib
 import fcntl
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.decide.measure import measure, price
@@ -56,8 +56,7 @@ class _Begun(Struct, frozen=True):
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """An experiment and its folder.
 
     Attributes:

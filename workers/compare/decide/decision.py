@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import combinations
 from statistics import fmean, stdev
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.workers.compare.findings import Findings, RowResult
 from hubring.workers.compare.plan.row import meets
@@ -51,8 +52,7 @@ class Decision(Enum):
     """The interval is too wide, or the ratio too close to 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """One number divided by another, paired by seed.
 
     Attributes:
@@ -244,8 +244,7 @@ class Comparisons:
                 yield SPEED, there, here
 
 
-@dataclass(frozen=True, slots=True)
-class SettingRows:
+class SettingRows(Struct, frozen=True):
     """One setting with its rows.
 
     Attributes:

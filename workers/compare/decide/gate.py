@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
 import torch
+from msgspec import Struct
 from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
@@ -133,13 +133,12 @@ class LabelledPair(NamedTuple):
         return self._replace(pair=replace(self.pair, passed=True, advice=advice))
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """All comparisons, and which speeds they allow to be shown."""
 
     held: Sequence[LabelledPair]
     tolerance: float
-    checks: Mapping[str, StepCheck] = field(default_factory=dict)
+    checks: Mapping[str, StepCheck] = {}
     """The runs' steps, by label."""
     devices: str | None = None
     """Why no speed is shown, if rows have trained on different devices."""

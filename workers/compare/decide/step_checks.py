@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.workers.compare.decide import asynchronous_steps, recorded_steps, synchronous_steps
 from hubring.workers.compare.decide.recorded_steps import RecordedStep, Recording, StepsOfOptimizers
@@ -106,8 +107,7 @@ def uneven(
     return unknown
 
 
-@dataclass(frozen=True, slots=True)
-class RunCheck:
+class RunCheck(Struct, frozen=True):
     """The steps of one run.
 
     Attributes:
@@ -123,8 +123,7 @@ class RunCheck:
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Single:
+class Single(Struct, frozen=True):
     """The steps of a single process, and what they show of the script. Other runs take the same batches.
 
     A single process exchanges nothing. If its steps are not what the replay expects, then the script does
@@ -136,7 +135,7 @@ class Single:
         exchange: Whether its exchanges can be judged.
     """
 
-    trainers: StepsOfOptimizers = field(default_factory=dict)
+    trainers: StepsOfOptimizers = {}
     unjudged: str = ""
     exchange: bool = True
 

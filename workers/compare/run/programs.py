@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from hubring.ps.config.declaration import flag_words
 from hubring.ps.config.values import is_loopback
@@ -47,8 +47,7 @@ class Program(NamedTuple):
     argv: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPrograms:
+class PeerPrograms(Struct, frozen=True):
     """The programs of one run of a peer.
 
     Attributes:
@@ -124,8 +123,7 @@ class PeerPrograms:
         return self.folder / f"result {rank}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
+class Programs(Struct, frozen=True):
     """The programs of one run.
 
     Attributes:

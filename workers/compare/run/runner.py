@@ -17,11 +17,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from hubring.ps.core.errors import HubringError
 from hubring.workers.compare.plan.experiment import Experiment
@@ -119,8 +120,7 @@ Results = list[Mapping[str, Any] | None]
 """Last lines of the workers, by rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runner:
+class Runner(Struct, frozen=True):
     """Runs trainings, all rows in the same way.
 
     Attributes:
@@ -131,7 +131,7 @@ class Runner:
 
     experiment: Experiment
     lifeline: Lifeline | None = None
-    site: RunSite = ThisMachine()  # noqa: RUF009 - it holds nothing
+    site: RunSite = ThisMachine()
 
     def busy(self) -> list[str]:
         """Returns the site's machines that are not idle before the first run."""

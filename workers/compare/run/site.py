@@ -13,10 +13,11 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.timing import ClockOffset
@@ -47,8 +48,7 @@ class NetworkFailed(HubringError):
     """A network cannot be built; the message shows the error of `ip` or `tc`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """A namespace with its address for the others."""
 
     name: str
@@ -162,15 +162,14 @@ def _call(*command: str) -> str:
 HERE = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalHosts:
+class LocalHosts(Struct, frozen=True):
     """The hosts of one run by role: "server" (the coordinator and the first shard), "shard 1", "worker 0".
 
     Attributes:
         behind_links: Hosts with links, by role; empty: all programs run on this machine.
     """
 
-    behind_links: Mapping[str, Host] = field(default_factory=dict)
+    behind_links: Mapping[str, Host] = {}
 
     @property
     def apart(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
+
+from msgspec import Struct
 
 from hubring.ps.page.kit.chart import Axis, LinearScale, LogScale, path
 from hubring.ps.page.kit.figures import NOTHING, digits, percent, signed
@@ -25,8 +26,7 @@ from hubring.workers.compare.show.material import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTimes:
+class ServerTimes(Struct, frozen=True):
     """Step times of one row in ms, by servers: (measured, predicted), None where missing."""
 
     row: str
