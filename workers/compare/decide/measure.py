@@ -115,28 +115,20 @@ def seen(outcome: RunOutcome) -> list[int]:
     return found
 
 
-def _check_numbers(outcome: RunOutcome, job: JobMetric) -> None:
+def _check(outcome: RunOutcome, job: JobMetric) -> None:
     """Checks what is measured: only rank 0 tests; test metrics of other ranks are ignored."""
+    label = outcome.run.label
     for rank, record in enumerate(outcome.records):
         names = ("samples", "loss") if rank else ("samples", "loss", "test_loss", job.metric)
         for line, name in product(record, names):
             value = line.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(
-                    f"{outcome.run.label}: rank {rank} reported {name} = {value!r} after step {line['step']};"
+                    f"{label}: rank {rank} reported {name} = {value!r} after step {line['step']};"
                     f" expected a number. Fix hubring.report({name}=...), delete {outcome.folder} and run"
                     " again"
                 )
 
-
-def _reported(line: Line, name: str) -> bool:
-    """Whether a report contains this metric, finite or not."""
-    return name in line or name in line.get(NOT_FINITE, ())
-
-
-def _check(outcome: RunOutcome, job: JobMetric) -> None:
-    _check_numbers(outcome, job)
-    label = outcome.run.label
     if outcome.failed is None and not any(_reported(line, job.metric) for line in outcome.records[0]):
         raise HubringError(
             f"{label}: rank 0 did not report {job.metric!r}, so there is nothing to compare;"
@@ -147,6 +139,11 @@ def _check(outcome: RunOutcome, job: JobMetric) -> None:
             f"{label}: a worker recorded fewer than two steps, so there is nothing to measure;"
             " call hubring.report(loss=..., samples=...) after every step"
         )
+
+
+def _reported(line: Line, name: str) -> bool:
+    """Whether a report contains this metric, finite or not."""
+    return name in line or name in line.get(NOT_FINITE, ())
 
 
 class _Pace(NamedTuple):

@@ -248,19 +248,14 @@ def _transports(measured: Measured, turns: int) -> None:
     with pair.lines(TRANSPORTS) as (shard, lines):
         for _ in range(turns):
             for name, line in lines.items():
-                seconds = _timed(line.exchange_small, SMALL_TIMES)
-                measured[f"{name}.alpha"].append(seconds / 2)
-                if name != "shm":  # shm moves no bytes
-                    _stream(measured, name, shard, line)
-
-
-def _stream(measured: Measured, name: str, shard: pair.Partner, line: pair.ShardConnection) -> None:
-    before = shard.cpu()
-    seconds = _streaming(line)
-    used = (shard.cpu() - before) / LARGE_TIMES / pair.LARGE_BYTES
-    measured[f"{name}.beta"].append(seconds)
-    # Averaging one gradient is a copy.
-    measured[f"{name}.cpu"].append(max(0.0, used - median(measured["copy"])) / 2)
+                measured[f"{name}.alpha"].append(_timed(line.exchange_small, SMALL_TIMES) / 2)
+                if name == "shm":  # which moves no bytes
+                    continue
+                before = shard.cpu()
+                measured[f"{name}.beta"].append(_streaming(line))
+                used = (shard.cpu() - before) / LARGE_TIMES / pair.LARGE_BYTES
+                # Averaging one gradient is a copy.
+                measured[f"{name}.cpu"].append(max(0.0, used - median(measured["copy"])) / 2)
 
 
 def _link(measured: Measured, turns: int, address: str) -> None:
@@ -331,10 +326,8 @@ def _figures(constants: Constants) -> dict[str, float]:
 
 
 def _unit(name: str) -> tuple[float, str]:
-    if name == "compute":
-        return 1e3, "ms per step"
-    if name == "link.rate":
-        return 1e-9, "Gbit/s"
+    if name in (known := {"compute": (1e3, "ms per step"), "link.rate": (1e-9, "Gbit/s")}):
+        return known[name]
     if name.endswith(("alpha", "latency")) or name == "serve":
         return 1e6, "us a message"
     return 1e9, "ns a byte"
