@@ -90,18 +90,12 @@ class StepTap:
         hub = communicator.stepping_hub
         self._record = None if hub is None else hub.record_pushes()
         self._parameters: list[TappedParameter] = []
-        self._grouped: list[tuple[int, ...]] = []
-        self._options: list[dict[str, Any]] = []
         self._fresh = not trainer.had_state
         self._last_after = b""
         self._taken = torch.zeros(5, 0, dtype=torch.float32, device="cpu")
-        self._views: list[list[Tensor]] = []
-        self._held_views: list[list[Tensor]] = []
-        self._owns = self._gives = bytearray()
-        self._has_before = self._has_arrived = self._has_given = self._script_inside = False
+        self._owns = bytearray()
         self._graph_task = -1
-        self._divisor = 1.0
-        self._hooked = False
+        self._options: list[dict[str, Any]] = []
         self._states = 0
         """Parameters with a state in the optimizer, after the last step."""
         self._layout()
@@ -290,6 +284,9 @@ class StepTap:
             self._parameters.append(TappedParameter(name, parameter, source, chosen, *held, accumulator))
         self._make_room()
         self._hooked = self._is_hooked()
+        state: dict[str, Tensor] = getattr(self.trainer, "model_state", {})
+        elements = ((one.name, each) for one in self._parameters for each in one.sample.elements)
+        keys = [] if self._record is None else [self._record.key_of(*each) for each in elements]
         self._write(
             ModelLayout(
                 trainer=self._number,
@@ -301,11 +298,11 @@ class StepTap:
                 dtypes=[str(one.values.dtype).removeprefix("torch.") for one in self._parameters],
                 counts=[one.sample.number for one in self._parameters],
                 groups=[place.get(id(one.values), -1) for one in self._parameters],
-                keys=self._keys(),
+                keys=keys,
                 wide=self._taken.dtype == torch.float64,
                 fresh=self._fresh,
                 hooked=self._hooked,
-                facts=self._facts(),
+                facts=[BATCH_NORM] if any(name.endswith("running_mean") for name in state) else [],
                 held=self._held_bytes(),
             )
         )
@@ -345,18 +342,6 @@ class StepTap:
             if not all(str(getattr(one, "__module__", "")).startswith("hubring.") for one in later):
                 return True
         return False
-
-    def _facts(self) -> list[str]:
-        state: dict[str, Tensor] = getattr(self.trainer, "model_state", {})
-        return [BATCH_NORM] if any(name.endswith("running_mean") for name in state) else []
-
-    # Pushes to an asynchronous hub.
-
-    def _keys(self) -> list[int]:
-        record = self._record
-        if record is None:
-            return []
-        return [record.key_of(one.name, each) for one in self._parameters for each in one.sample.elements]
 
 
 def _accumulator(parameter: Tensor) -> Any:

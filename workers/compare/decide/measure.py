@@ -38,9 +38,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, chain, pairwise, product
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.plan.experiment import JobMetric, PricesTable
@@ -146,68 +146,47 @@ def _reported(line: Line, name: str) -> bool:
     return name in line or name in line.get(NOT_FINITE, ())
 
 
-class _Pace(NamedTuple):
-    """A rank's steady steps.
-
-    Attributes:
-        samples: Of all steady steps.
-        seconds: Of each step.
-        exposed: Seconds of a step that waits for exchange, on average; None: not counted.
-        hidden: Seconds of exchange that overlap with compute, on average; None: not counted.
-    """
-
-    samples: int
-    seconds: list[float]
-    exposed: float | None
-    hidden: float | None
+Steps = Sequence[tuple[Line, Line]]
+"""Steps of a rank: the report before each, and its own."""
 
 
 def _speed(outcome: RunOutcome, job: JobMetric, warmup: int | None) -> Numbers:
     measured = {line["step"] for line in outcome.records[0] if _reported(line, job.metric)}
     measured |= {EARLY - 1, EARLY}
-    paces = [_steady(record, measured, warmup) for record in outcome.records]
-    exposed = _milliseconds(outcome, "exposed_seconds", [pace.exposed for pace in paces])
-    mean = 1e3 * fmean(fmean(pace.seconds) for pace in paces)
+    ranks = [_steady(record, measured, warmup) for record in outcome.records]
+    seconds = [[line["seconds"] - before["seconds"] for before, line in steps] for steps in ranks]
+    exposed, mean = _milliseconds(outcome, "exposed_seconds", ranks), 1e3 * fmean(map(fmean, seconds))
     return {
         "compute_ms": None if exposed is None else max(0.0, mean - exposed),
         "exposed_ms": exposed,
-        "hidden_ms": _milliseconds(outcome, "hidden_seconds", [pace.hidden for pace in paces]),
+        "hidden_ms": _milliseconds(outcome, "hidden_seconds", ranks),
         "samples_per_second": sum(
-            pace.samples / sum(pace.seconds)
-            for pace, result in zip(paces, outcome.results, strict=True)
+            sum(line["samples"] for _, line in steps) / sum(took)
+            for steps, took, result in zip(ranks, seconds, outcome.results, strict=True)
             if result is not None
         ),
-        "step_ms": 1e3 * median(seconds for pace in paces for seconds in pace.seconds),
+        "step_ms": 1e3 * median(chain.from_iterable(seconds)),
         "step_mean_ms": mean,
     }
 
 
-def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> _Pace:
+def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> Steps:
     """Returns the steady steps; `measured` holds the steps after which rank 0 did something else."""
     steps = [(before, line) for before, line in pairwise(record) if "samples" in line]
     skipped = max(5, len(steps) // 10) if warmup is None else warmup
     warm = steps[min(skipped, len(steps) - 1) :]
-    steady = [(before, line) for before, line in warm if line["step"] - 1 not in measured] or warm
-    return _Pace(
-        samples=sum(line["samples"] for _, line in steady),
-        seconds=[line["seconds"] - before["seconds"] for before, line in steady],
-        exposed=_growth(steady, "exposed_seconds"),
-        hidden=_growth(steady, "hidden_seconds"),
-    )
+    return [(before, line) for before, line in warm if line["step"] - 1 not in measured] or warm
 
 
-def _growth(steps: Sequence[tuple[Line, Line]], name: str) -> float | None:
-    """Returns the mean growth of a count from the report before a step to its own."""
-    if any(line[name] is None for step in steps for line in step):
+def _milliseconds(outcome: RunOutcome, name: str, ranks: Sequence[Steps]) -> float | None:
+    """Returns by how much a count of seconds grows in a step, as the mean over steps and then over ranks.
+
+    None if a report or a worker's last line has no such value, as for some peers.
+    """
+    lines = [result["exchange"].get(name) for result in _present(outcome)]
+    if None in (*lines, *(line[name] for steps in ranks for step in steps for line in step)):
         return None
-    return fmean(line[name] - before[name] for before, line in steps)
-
-
-def _milliseconds(outcome: RunOutcome, name: str, seconds: Sequence[float | None]) -> float | None:
-    """Returns the mean in milliseconds; None if a worker's last line has no such value, as for some peers."""
-    known = all(result["exchange"].get(name) is not None for result in _present(outcome))
-    mean = one_of(seconds) if known else None
-    return None if mean is None else 1e3 * mean
+    return 1e3 * fmean(fmean(line[name] - before[name] for before, line in steps) for steps in ranks)
 
 
 def _progress(outcome: RunOutcome, job: JobMetric) -> Numbers:

@@ -221,15 +221,37 @@ class ExchangeCosts(Struct, frozen=True):
     def _by_wire(self, servers: int, name: str, slice_bytes: int, *, steps: bool) -> HubExchange:
         task, wire = self.task, self.constants.wire(name)
         found = task.cut(servers, slice_bytes)
-        moved = found.part * task.moved
+        moved, way = (
+            found.part * task.moved,
+            self._wired(servers, name, found, 1.0, 2 * wire.cpu, steps=steps),
+        )
         return replace(
-            self._served(servers, found, 2 * wire.cpu, steps=steps),
-            latency=2 * (wire.alpha + task.link.latency) + task.incast(self.workers, moved),
-            jitter=task.link.jitter,
-            own_by=a_byte(wire, task.link, sharing=task.sharing).times(task.moved),
+            way,
+            latency=way.latency + task.incast(self.workers, moved),
             shared_by=a_byte(wire, task.link, self._lines(name)).times(moved),
-            burst=task.burst,
             spread=spread(moved, task.link),
+        )
+
+    def _wired(
+        self, servers: int, name: str, found: Cut, share: float, moving: float, *, steps: bool
+    ) -> HubExchange:
+        """Returns a hub over a wire without the servers' links.
+
+        Args:
+            servers: Number of shards.
+            name: The wire.
+            found: The busiest server's part.
+            share: Bytes that a worker's host moves over its link each way, as a share of the model.
+            moving: As in `_served`.
+            steps: As in `_served`.
+        """
+        task, wire = self.task, self.constants.wire(name)
+        return replace(
+            self._served(servers, found, moving, steps=steps),
+            latency=2 * (wire.alpha + task.link.latency),
+            jitter=task.link.jitter,
+            own_by=a_byte(wire, task.link, sharing=task.sharing).times(share * task.moved),
+            burst=task.burst,
         )
 
     def _in_memory(self, servers: int, *, steps: bool, shows: bool) -> HubExchange:
@@ -246,16 +268,9 @@ class ExchangeCosts(Struct, frozen=True):
         Each way, a host's link carries its worker's pushes to other shards and its shard's answers to other
         workers: (n-1)/n of the model each. Both share the link, so their times add up.
         """
-        task, workers, wire = self.task, self.workers, self.constants.wire(name)
-        share = 2 * (workers - 1) / workers
-        found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
-        return replace(
-            self._served(workers, found, share * wire.cpu, steps=steps),
-            latency=2 * (wire.alpha + task.link.latency),
-            jitter=task.link.jitter,
-            own_by=a_byte(wire, task.link, sharing=task.sharing).times(share * task.moved),
-            burst=task.burst,
-        )
+        workers, share = self.workers, 2 * (self.workers - 1) / self.workers
+        found = self.task.cut(workers, self.task.slice_bytes or slice_sizes.SIZES[0])
+        return self._wired(workers, name, found, share, share * self.constants.wire(name).cpu, steps=steps)
 
     def _served(self, servers: int, found: Cut, moving: float, *, steps: bool) -> HubExchange:
         """Returns what a hub computes, without what the bytes take on their way.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -18,26 +18,14 @@ from hubring.ps.config.values import is_loopback
 from hubring.ps.process.launch import module_command
 from hubring.workers.compare.plan.experiment import PLACEHOLDER, Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun
+from hubring.workers.compare.run.conductor import Conductor
 from hubring.workers.compare.run.outcome import EARLY, audit_file
+from hubring.workers.compare.run.site import LocalHosts
 from hubring.workers.peers.rows import PeerRow, mpirun
 from hubring.workers.runtime.slowdown import SlowdownSettings
 
-
-class Hosts(Protocol):
-    """The hosts of programs; see `compare.run.site` and `compare.run.conductor`."""
-
-    @property
-    def apart(self) -> bool:
-        """Whether each program has its own host, which others reach only by address."""
-
-    def local_rank(self, rank: int) -> int:
-        """Returns a worker's number among those of its host."""
-
-    def command(self, role: str, argv: Sequence[str]) -> list[str]:
-        """Returns the command that runs a program on its role's host."""
-
-    def address(self, role: str) -> str:
-        """Returns the address of a role's host for the others."""
+Hosts = LocalHosts | Conductor
+"""The hosts of programs."""
 
 
 class Program(NamedTuple):

@@ -29,9 +29,10 @@ from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Fault
 from hubring.workers.compare.run import timeline
+from hubring.workers.compare.run.conductor import Conductor
 from hubring.workers.compare.run.outcome import Line, RunOutcome, digest, divergence, latest
 from hubring.workers.compare.run.programs import Programs
-from hubring.workers.compare.run.site import RunSite, ThisMachine
+from hubring.workers.compare.run.site import ThisMachine
 from hubring.workers.peers.processes import (
     Lifeline,
     ProcessFailed,
@@ -131,7 +132,7 @@ class Runner(Struct, frozen=True):
 
     experiment: Experiment
     lifeline: Lifeline | None = None
-    site: RunSite = ThisMachine()
+    site: ThisMachine | Conductor = ThisMachine()
 
     def busy(self) -> list[str]:
         """Returns the site's machines that are not idle before the first run."""
@@ -155,7 +156,10 @@ class Runner(Struct, frozen=True):
         with self.site.hosts(run.setting) as machines:
             programs = Programs(self.experiment, run, folder.absolute(), machines)
             programs.write_hardship()
-            with self._processes(run, folder) as processes:
+            threads = self.experiment.threads or self.site.threads(run.setting.workers)
+            own, timeout = clean_environment(threads), self.experiment.timeout
+            started = RunProcesses(folder, own, timeout, self.lifeline, self.site.starter(threads))
+            with started as processes:
                 server, team = _start(programs, processes)
                 try:
                     _await_end(programs, processes, server, team, progress)
@@ -185,11 +189,6 @@ class Runner(Struct, frozen=True):
         )
         outcome.write()
         return outcome
-
-    def _processes(self, run: PlannedRun, folder: Path) -> RunProcesses:
-        threads = self.experiment.threads or self.site.threads(run.setting.workers)
-        own, timeout = clean_environment(threads), self.experiment.timeout
-        return RunProcesses(folder, own, timeout, self.lifeline, self.site.starter(threads))
 
 
 def _empty(folder: Path) -> None:

@@ -230,7 +230,6 @@ class Panel(Struct, frozen=True):
     in these.
     """
 
-    setting: str
     title: str
     entries: Sequence[RowResult]
 
@@ -243,7 +242,6 @@ def panels(findings: Findings) -> list[Panel]:
     order = {row: place for place, row in enumerate(findings.row_names)}
     return [
         Panel(
-            key,
             words(findings.setting(key)),
             sorted([*findings.under(key), *borrowed[key]], key=lambda entry: order[entry.row]),
         )
