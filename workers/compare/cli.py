@@ -22,7 +22,6 @@ from hubring.workers.compare.predict import cli as cost
 if TYPE_CHECKING:
     from hubring.workers.compare.findings import Findings
     from hubring.workers.compare.plan.experiment import Experiment
-    from hubring.workers.compare.plan.row import Row
     from hubring.workers.compare.run.meeting import LauncherTask
     from hubring.workers.compare.statistics import Number
 
@@ -39,7 +38,10 @@ def show_list(
 
     results = {path.parent.name: _state(path.parent) for path in sorted(folder.glob("*/experiment.json"))}
     parts: dict[str, dict[str, str]] = {
-        "rows": {row.name: _describe(row) for row in EVERY.values()},
+        "rows": {
+            row.name: "; ".join(filter(None, [row.about, row.peer.missing() if row.peer else ""]))
+            for row in EVERY.values()
+        },
         "jobs": {job.name: f"measured by {job.title}" for job in JOBS.values()},
         "experiments": {name: read_toml(path).get("about", "") for name, path in shipped().items()},
         f"results in {folder}": results,
@@ -49,11 +51,6 @@ def show_list(
         for name, about in (entries or {"none": ""}).items():
             print(f"  {name:<22} {about}".rstrip(), file=sys.stderr)
     return {**{title.partition(" ")[0]: list(entries) for title, entries in parts.items()}, "exit_code": 0}
-
-
-def _describe(row: Row) -> str:
-    missing = "" if row.peer is None else row.peer.missing()
-    return f"{row.about}; {missing}" if missing else row.about
 
 
 def _state(folder: Path) -> str:

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from hubring.workers.compare.decide import gate
@@ -21,7 +21,7 @@ from hubring.workers.compare.decide.gate import Judgement
 from hubring.workers.compare.decide.measure import Numbers, began, one_of, seen, staleness, steps_of
 from hubring.workers.compare.decide.reasons import crossovers
 from hubring.workers.compare.decide.verdict import answer, verdict
-from hubring.workers.compare.findings import Bandwidth, CurvePoint, Findings, RowResult, RunCurve
+from hubring.workers.compare.findings import Bandwidth, CurvePoint, Findings, RowResult, RunCurve, thinned
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.row import Row
 from hubring.workers.compare.plan.run_order import PlannedRun, again, counted
@@ -68,18 +68,9 @@ def curve(outcome: RunOutcome, setting: str, metric: str) -> RunCurve:
         setting=setting,
         row=outcome.run.row.name,
         seed=outcome.run.seed,
-        loss=thinned(losses),
+        loss=thinned(losses, MOST),
         metric=[replace(point, value=line[metric]) for line, point in points if metric in line],
     )
-
-
-def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
-    """Returns at most `MOST` points, each the mean of neighbours."""
-    size = -(-len(points) // MOST)
-    if size <= 1:
-        return points
-    parts = [points[start : start + size] for start in range(0, len(points), size)]
-    return [CurvePoint(*map(fmean, zip(*map(astuple, part), strict=True))) for part in parts]
 
 
 def results(

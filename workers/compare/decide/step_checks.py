@@ -22,7 +22,7 @@ from hubring.workers.compare.decide import asynchronous_steps, recorded_steps, s
 from hubring.workers.compare.decide.recorded_steps import RecordedStep, Recording, StepsOfOptimizers
 from hubring.workers.compare.decide.step_reference import Checked, StepFault
 from hubring.workers.compare.plan.run_order import PlannedRun
-from hubring.workers.compare.run.outcome import Line, RunOutcome
+from hubring.workers.compare.run.outcome import Line, RunOutcome, audit_file
 
 CLEARER = 3.0
 """By how much closer to the single process the weighted mean must be than the equal one."""
@@ -235,7 +235,7 @@ def _place(run: PlannedRun) -> tuple[int, int]:
 
 def _recordings(outcome: RunOutcome, checking: Callable[[str], None]) -> list[Recording]:
     """Returns the recordings of all ranks; empty if the run did not finish, or is not to be judged."""
-    run, files = outcome.run, [outcome.audit(rank) for rank in range(len(outcome.results))]
+    run, files = outcome.run, [audit_file(outcome.folder, rank) for rank in range(len(outcome.results))]
     if run.setting.fault is not None or (run.row.synchronous and not run.row.exact):
         return []
     if outcome.failed or outcome.diverged or not files or not all(file.exists() for file in files):

@@ -75,10 +75,6 @@ class RunOutcome:
         """Whether gradients or parameters stopped being finite."""
         return divergence(self.results, self.server) is not None
 
-    def audit(self, rank: int) -> Path:
-        """Returns the file with a worker's sampled steps; it can be missing."""
-        return audit_file(self.folder, rank)
-
     @property
     def parameters(self) -> Path:
         """File of the final parameters; it can be missing after a failed run."""

@@ -160,21 +160,22 @@ class Programs(Struct, frozen=True):
         if self.experiment.slice_bytes is not None:
             flags["slice-bytes"] = self.experiment.slice_bytes
         words = flag_words({**flags, "address-file": self.address_file, "trace": self.traces})
-        words = ["start", "--once", "--no-page", *self._listening("server"), *words, *row.server]
-        return self.hosts.command("server", module_command("hubring.ps.cli", *words))
+        return self._server(
+            "server", "start", "--once", "--no-page", *self._listening("server"), *words, *row.server
+        )
 
     def shard(self, number: int, server: str) -> list[str]:
         """Returns the command of a shard on another host."""
         role = f"shard {number}"
         flags = flag_words({"shards": 1, "trace": self.traces})
-        words = ["start", "--join", server, *flags, *self._listening(role)]
-        return self.hosts.command(role, module_command("hubring.ps.cli", *words))
+        return self._server(role, "start", "--join", server, *flags, *self._listening(role))
 
     def status(self, server: str) -> list[str]:
         """Returns the command that prints the server's status."""
-        return self.hosts.command(
-            "server", module_command("hubring.ps.cli", "status", server, *self._plain("server"))
-        )
+        return self._server("server", "status", server, *self._plain("server"))
+
+    def _server(self, role: str, *words: str) -> list[str]:
+        return self.hosts.command(role, module_command("hubring.ps.cli", *words))
 
     def worker(self, rank: int, server: str | None) -> list[str]:
         """Returns the command of a worker."""
