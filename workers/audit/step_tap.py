@@ -167,7 +167,7 @@ class StepTap:
         self._divisor = 1.0 if scale is None else float(scale)
         cleared = getattr(wrapped.state, "seen", False) or dict.__len__(wrapped.state) < self._states
         self._fresh = self._fresh and not cleared
-        if cleared or self._regrouped() or self._hooked != self._is_hooked():
+        if cleared or self._grouped != self._groups() or self._hooked != self._is_hooked():
             self._layout()
         if self._on_worker and not any(self._owns):  # set by the script, and exchanged within step()
             self._owns = self._take_gradients(OWN)
@@ -255,19 +255,20 @@ class StepTap:
 
     # Parameters.
 
-    def _regrouped(self) -> bool:
-        return self._grouped != [tuple(map(id, group["params"])) for group in self.trainer.param_groups]
+    def _groups(self) -> list[tuple[int, ...]]:
+        return [tuple(map(id, group["params"])) for group in self.trainer.param_groups]
 
     def _layout(self) -> None:
         """Takes in the parameters that the optimizer has now, behind those that it had."""
-        groups = self.trainer.param_groups
-        self._grouped = [tuple(map(id, group["params"])) for group in groups]
+        self._grouped = self._groups()
         shards: dict[str, Tensor] | None = getattr(self.trainer, "shards", None)
         wholes: dict[str, Tensor] = getattr(self.trainer, "wholes", {})
         named = self.trainer.named_parameters if shards is None else shards
         names = {id(parameter): name for name, parameter in named.items()}
         known, place = {id(each.values) for each in self._parameters}, dict[int, int]()
-        everything = [(number, one) for number, group in enumerate(groups) for one in group["params"]]
+        everything = [
+            (number, one) for number, group in enumerate(self.trainer.param_groups) for one in group["params"]
+        ]
         trained = [(number, one) for number, one in everything if one.requires_grad and one.numel()]
         expected = max(len(trained), len(self._parameters))
         for number, parameter in trained:

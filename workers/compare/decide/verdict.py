@@ -154,11 +154,8 @@ def _the(name: str) -> str:
 
 
 def _withheld(scope: SettingRows) -> list[str]:
-    return [
-        scope.say(f"no speed is shown for {row.row}: {row.withheld}.")
-        for row in scope.rows
-        if row.withheld is not None
-    ]
+    rows = (row for row in scope.rows if row.withheld is not None)
+    return [scope.say(f"no speed is shown for {row.row}: {row.withheld}.") for row in rows]
 
 
 def _failed(scope: SettingRows) -> list[str]:
@@ -177,7 +174,14 @@ def _to_target(scope: SettingRows) -> list[str]:
     if job.target is None:
         return []
     goal = f"{job.title} {job.target:g}"
-    missed = [scope.say(f"{listed(names)} {how.format(goal)}.") for how, names in _missing(scope).items()]
+    found: dict[str, list[str]] = {}
+    for row in scope.rows:
+        number, seeds = row.number("seconds_to_target"), len(row.seeds)
+        reached = 0 if number is None else number.seeds
+        how = f"reached {goal} with only {reached} of {seeds} seeds" if reached else f"did not reach {goal}"
+        if reached < seeds and not row.withheld:
+            found.setdefault(how, []).append(row.row)
+    missed = [scope.say(f"{listed(names)} {how}.") for how, names in found.items()]
     times = scope.times
     # By the geometric mean over the seeds, as the ratios compare them.
     logs = {name: fmean(math.log(v) if v else -math.inf for v in each.values) for name, each in times.items()}
@@ -201,19 +205,6 @@ def _to_target(scope: SettingRows) -> list[str]:
     else:
         begin = f"first to reach {goal} is {first}, in {seconds[0]:.2f} s"
     return [scope.say(f"{begin}{'; ' if later else ''}{', '.join(later)}."), *missed]
-
-
-def _missing(scope: SettingRows) -> dict[str, list[str]]:
-    """Returns the rows that missed the target, by a format of how."""
-    found: dict[str, list[str]] = {}
-    for row in scope.rows:
-        number, seeds = row.number("seconds_to_target"), len(row.seeds)
-        reached = 0 if number is None else number.seeds
-        if row.withheld or reached == seeds:
-            continue
-        how = "did not reach {}" if not reached else f"reached {{}} with only {reached} of {seeds} seeds"
-        found.setdefault(how, []).append(row.row)
-    return found
 
 
 def _contest(scope: SettingRows, first: str, second: str, *rows: str) -> str:

@@ -175,12 +175,9 @@ class Score:
     def predictions(self) -> list[Prediction]:
         """Returns each calibrated row's predictions with the measurements, but for runs with a fault."""
         # One point per run: a ring's run counts in several settings that differ in servers.
-        met = ((meets(point.row.name, point.setting), point) for point in self._points)
-        runs = _firsts(
-            ((point.row.name, setting), point)
-            for setting, point in met
-            if point.row.name in self._overheads and setting.fault is None
-        )
+        known = [point for point in self._points if point.row.name in self._overheads]
+        met = [(meets(point.row.name, point.setting), point) for point in known]
+        runs = _firsts(((point.row.name, each), point) for each, point in met if each.fault is None)
         return [self._beside(point) for point in runs]
 
     @staticmethod

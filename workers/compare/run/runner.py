@@ -240,8 +240,10 @@ def _start(programs: Programs, processes: RunProcesses) -> tuple[RunProcess | No
         address = await_address(processes, programs.address_file)
         for number in range(1, programs.apart + 1):
             processes.start(f"shard {number}", programs.shard(number, address))
-        if programs.apart:
-            _await_shards(programs, processes, address)
+        wanted = programs.run.setting.servers if programs.apart else 0
+        # A job starts with the shards that joined before it.
+        while wanted and len(_status(programs, address).get("shards", ())) < wanted:
+            processes.pause(f"all {wanted} shards")
     ranks = range(programs.workers)
     return server, [processes.start(f"worker {rank}", programs.worker(rank, address)) for rank in ranks]
 
@@ -254,13 +256,6 @@ def _start_peer(programs: Programs, processes: RunProcesses) -> tuple[RunProcess
         await_address(processes, peers.meet)
     team = [processes.start(*each) for each in peers.worker_programs(programs.peer_words)]
     return servers[0] if servers else None, team
-
-
-def _await_shards(programs: Programs, processes: RunProcesses, address: str) -> None:
-    """Waits until all shards have joined: a job starts with the shards that joined before it."""
-    wanted = programs.run.setting.servers
-    while len(_status(programs, address).get("shards", ())) < wanted:
-        processes.pause(f"all {wanted} shards")
 
 
 def _status(programs: Programs, address: str) -> dict[str, Any]:
