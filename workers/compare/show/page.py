@@ -96,15 +96,16 @@ def _repeat(found: MeasurementNoise) -> str:
 
 
 def _load(material: PageContent) -> str:
-    load, foreign = material.findings.noise.load, material.findings.noise.foreign or Load()
-    texts = []
+    noise, texts = material.findings.noise, []
+    load, foreign, stolen, stalled = (
+        each or Load() for each in (noise.load, noise.foreign, noise.stolen, noise.stalled)
+    )
     if foreign.median is not None and foreign.max is not None:
         texts.append(f"Other programs used {percent(foreign.median)} of its time in the median run,")
         texts.append(f"{percent(foreign.max)} at most.")
-    stolen, stalled = material.findings.noise.stolen, material.findings.noise.stalled
-    if stolen is not None and stolen.max:
+    if stolen.max:
         texts.append(f"Its hypervisor gave up to {percent(stolen.max)} to other machines.")
-    if stalled is not None and stalled.max:
+    if stalled.max:
         texts.append(f"Programs waited for memory during up to {percent(stalled.max)} of a run.")
     if load.median is None or load.max is None:
         texts.append("Its load was not recorded.")
