@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from tests.campaign.resources import Held, growth, held
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.fork_server import ForkServer
-from tests.support.processes.orphans import take_in_orphans
+from tests.support.processes.process_tree import take_in_orphans
 
 SCRIPT = str(Path(__file__).with_name("healing_script.py"))
 MEMBERS, LEAST = 3, 2
