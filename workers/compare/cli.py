@@ -210,9 +210,8 @@ def _run(experiment: Experiment, folder: Path, task: LauncherTask | None) -> Fin
 
     with ExitStack() as stack:
         cluster = None if task is None else stack.enter_context(conduct(task, folder))
-        comparison = Comparison.begin(
-            experiment, folder, typed(), None if cluster is None else cluster.machine
-        )
+        machines = None if cluster is None else cluster.machine
+        comparison = Comparison.begin(experiment, folder, typed(), machines)
         for missing in comparison.missing if cluster is None else ():
             check_link(missing.setting)  # before the calibration, which takes a minute
         lifeline, screen = stack.enter_context(Lifeline()), stack.enter_context(RunScreen(runs(experiment)))

@@ -316,9 +316,12 @@ def _figures(constants: Constants) -> dict[str, float]:
     return found | ({} if constants.compute is None else {"compute": constants.compute})
 
 
+_UNITS = {"compute": (1e3, "ms per step"), "link.rate": (1e-9, "Gbit/s")}
+
+
 def _unit(name: str) -> tuple[float, str]:
-    if name in (known := {"compute": (1e3, "ms per step"), "link.rate": (1e-9, "Gbit/s")}):
-        return known[name]
+    if name in _UNITS:
+        return _UNITS[name]
     if name.endswith(("alpha", "latency")) or name == "serve":
         return 1e6, "us a message"
     return 1e9, "ns a byte"

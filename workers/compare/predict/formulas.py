@@ -221,10 +221,8 @@ class ExchangeCosts(Struct, frozen=True):
     def _by_wire(self, servers: int, name: str, slice_bytes: int, *, steps: bool) -> HubExchange:
         task, wire = self.task, self.constants.wire(name)
         found = task.cut(servers, slice_bytes)
-        moved, way = (
-            found.part * task.moved,
-            self._wired(servers, name, found, 1.0, 2 * wire.cpu, steps=steps),
-        )
+        way = self._wired(servers, name, found, 1.0, 2 * wire.cpu, steps=steps)
+        moved = found.part * task.moved
         return replace(
             way,
             latency=way.latency + task.incast(self.workers, moved),

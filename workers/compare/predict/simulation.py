@@ -268,12 +268,8 @@ class Staleness:
         self._slowest = int(self.counts.min())
         ranks = np.flatnonzero(self._held & (self.counts - (self._bound or 0) <= self._slowest))
         self._held[ranks] = False
-        heads, tails, head, tail = (
-            self._heads[ranks],
-            self._tails[ranks],
-            pushes.heads[last],
-            pushes.tails[last],
-        )
+        heads, tails = self._heads[ranks], self._tails[ranks]
+        head, tail = pushes.heads[last], pushes.tails[last]
         # None is answered earlier than the last one.
         return Pushes(ranks, np.where(tails < tail, np.maximum(heads, head), heads), np.maximum(tails, tail))
 

@@ -149,12 +149,11 @@ def trust(findings: Findings) -> str:
         texts.append("Repeat the experiment on a quiet machine.")
     if noise.repeat is not None:
         # The geometric mean of ratios, each of which counts as the larger of itself and its inverse.
-        apart, least = exp(fmean(abs(log(each)) for each in noise.repeat.ratios)), max(EVEN, noise.floor)
-        runs = (
-            f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart - 1:.1%} on average"
-        )
+        apart = exp(fmean(abs(log(each)) for each in noise.repeat.ratios)) - 1
+        least = max(EVEN, noise.floor) - 1
+        runs = f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart:.1%} on average"
         why = "as these repeats scatter, " if noise.floor > EVEN else ""
-        texts.append(f"{runs}; {why}differences below {least - 1:.1%} do not count.")
+        texts.append(f"{runs}; {why}differences below {least:.1%} do not count.")
     return " ".join(texts)
 
 
