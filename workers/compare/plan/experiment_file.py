@@ -212,7 +212,9 @@ def _value(name: str, value: object, kind: Any, where: str) -> object:
     several = get_origin(kind) is tuple
     given = value if isinstance(value, list) or not several else [value]
     try:
-        given = _measured(name, given)
+        read = _QUANTITIES.get(name)
+        if read is not None and not (name == "step" and isinstance(given, int)):
+            given = [read(each) for each in given] if isinstance(given, list) else read(given)
         text = isinstance(given, str) or (isinstance(given, list) and any(isinstance(x, str) for x in given))
         return msgspec.convert(given, kind, strict=not text, dec_hook=lambda type_, x: type_(x))
     except UsageError as cause:
@@ -221,14 +223,6 @@ def _value(name: str, value: object, kind: Any, where: str) -> object:
         texts = get_origin(kind) is tuple and get_args(kind)[0] is str
         expected = "text or a list of texts" if texts else allowed(kind)
         raise UsageError(f"{where}: expected {expected}") from cause
-
-
-def _measured(name: str, value: object) -> object:
-    """Converts quantities to numbers."""
-    read = _QUANTITIES.get(name)
-    if read is None or (name == "step" and isinstance(value, int)):
-        return value
-    return [read(each) for each in value] if isinstance(value, list) else read(value)
 
 
 def _table(kind: type[Struct], value: object, where: str, name: str) -> Struct:

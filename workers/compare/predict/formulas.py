@@ -118,10 +118,10 @@ class ExchangeCosts(Struct, frozen=True):
         around = [self._ring_rounds(*each, wire.alpha, carrying.seconds) for each in passes]
         # The receivers of a broadcast all say at once that they wait.
         down = levels * (wire.alpha + task.link.latency) + task.link.latency if levels else 0.0
-        copying = shards.copies * self._copy if workers > 1 else 0.0
+        copying = shards.copies * self._by_each_worker(self.constants.copy) if workers > 1 else 0.0
         return HubExchange(
             latency=sum(around) + down,
-            after=copying + most * self._own_step,
+            after=copying + most * self._by_each_worker(self.constants.step(task.optimizer)),
             cores=self._core_seconds(workers * (passing + spread_out) * wire.cpu),
             own_by=carrying.times(moved),
             burst=task.burst,
@@ -257,7 +257,7 @@ class ExchangeCosts(Struct, frozen=True):
         task, servers = self.task, min(servers, self.constants.cores)
         size = task.slice_bytes or slicing.in_memory(task.nbytes, servers, task.tensors)
         served = self._served(servers, task.cut(servers, size), 0.0, steps=steps)
-        after = served.after if shows else self._copy + served.after
+        after = served.after if shows else self._by_each_worker(self.constants.copy) + served.after
         return replace(served, latency=2 * self.constants.wire("shm").alpha, after=after)
 
     def colocated(self, name: str, *, steps: bool) -> HubExchange:
@@ -287,20 +287,10 @@ class ExchangeCosts(Struct, frozen=True):
             serve=load * constants.reduce + found.count * constants.serve,
             close=load * max(0.0, closing),
             slices=found.slices,
-            after=0.0 if steps else self._own_step,
+            after=0.0 if steps else self._by_each_worker(self.constants.step(task.optimizer)),
             cores=self._core_seconds(moving + constants.reduce),
             closing=self._core_seconds(closing),
         )
-
-    @property
-    def _own_step(self) -> float:
-        """The time of the optimizer's step if every worker steps."""
-        return self._by_each_worker(self.constants.step(self.task.optimizer))
-
-    @property
-    def _copy(self) -> float:
-        """The time in which every worker copies the model in memory."""
-        return self._by_each_worker(self.constants.copy)
 
     def _by_each_worker(self, each: float) -> float:
         """Returns the time of all bytes at every worker, of which one takes `each` seconds."""

@@ -295,7 +295,7 @@ def _found(
 
 
 def _parts(way: HubExchange, crowd: int) -> dict[str, float]:
-    moving = way.carriers(crowd)
+    moving = way.own_by.beside(way.shared_by.times(crowd))
     return {
         LINK: moving.link,
         THREAD: moving.thread,
