@@ -17,12 +17,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from msgspec.structs import fields
 from safetensors.torch import load_file
 
 from tests.campaign.resources import Held, growth, held
