@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from statistics import fmean, median
 from typing import Any
 
 import torch
+from msgspec import Struct
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
@@ -117,8 +117,7 @@ def results(
     return replace(found, verdict=verdict(compared, crossover), answer=answer(compared))
 
 
-@dataclass(frozen=True)
-class JudgedRuns:
+class JudgedRuns(Struct, frozen=True, dict=True):
     """All runs of an experiment, and what the gate says of them.
 
     Attributes:
