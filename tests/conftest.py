@@ -16,8 +16,7 @@ import pytest
 import torch
 
 from hubring.ps.observe.logs import OURS
-from tests.support.processes.orphans import take_in_orphans
-from tests.support.processes.process_tree import GRACE, command, descendants, ends_by
+from tests.support.processes.process_tree import GRACE, command, descendants, ends_by, take_in_orphans
 
 if TYPE_CHECKING:
     from tests.support.processes.cluster import Cluster

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import Struct
 from torch import Tensor
 
 from tests.campaign.resources import Held
@@ -15,8 +15,7 @@ State = Mapping[str, Tensor]
 """Parameters by name."""
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """How one program ended.
 
     Attributes:
@@ -41,8 +40,7 @@ class Ended:
         return self.code is not None and self.code > 0
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(Struct, frozen=True):
     """What a worker saw after one step.
 
     Attributes:
@@ -58,16 +56,14 @@ class Look:
     backward: int = 0
 
 
-@dataclass(frozen=True)
-class Trail:
+class Trail(Struct, frozen=True):
     """The steps of one worker process."""
 
     rank: int
     looks: tuple[Look, ...]
 
 
-@dataclass(frozen=True)
-class Act:
+class Act(Struct, frozen=True):
     """One job: from the start of the server to the end of all programs.
 
     Attributes:
@@ -82,12 +78,12 @@ class Act:
     """
 
     programs: tuple[Ended, ...]
-    trails: Mapping[str, Trail] = field(default_factory=dict)
-    states: Mapping[str, State] = field(default_factory=dict)
+    trails: Mapping[str, Trail] = {}
+    states: Mapping[str, State] = {}
     checkpoint: State | None = None
     checkpoint_step: int = -1
     checkpoint_rounds: int = -1
-    summary: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = {}
 
     @property
     def server(self) -> Ended:
@@ -102,8 +98,7 @@ class Act:
         return next(program for program in self.programs if program.name == name)
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """All of one run.
 
     Attributes:
@@ -125,8 +120,8 @@ class Evidence:
     acts: tuple[Act, ...]
     reference: State | None = None
     paused: float = 0.0
-    before: Mapping[str, Held] = field(default_factory=dict)
-    after: Mapping[str, Held] = field(default_factory=dict)
+    before: Mapping[str, Held] = {}
+    after: Mapping[str, Held] = {}
     seconds: float = 0.0
     checkpoints: int = 0
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from tests.campaign.garbage import Attack
 from tests.campaign.job import Job, send
-from tests.campaign.relay import Relay
 from tests.campaign.scenario import LEASE, STOPPED_SECONDS, Scenario
 from tests.campaign.states import damage
-from tests.campaign.tampering import Tampering
+from tests.campaign.tampering import Relay, Tampering
 
 SIGNAL = {
     "kill": signal.SIGKILL,

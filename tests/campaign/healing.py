@@ -17,18 +17,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from msgspec.structs import fields
 from safetensors.torch import load_file
 
 from tests.campaign.resources import Held, growth, held
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.fork_server import ForkServer
-from tests.support.processes.orphans import take_in_orphans
+from tests.support.processes.process_tree import take_in_orphans
 
 SCRIPT = str(Path(__file__).with_name("healing_script.py"))
 MEMBERS, LEAST = 3, 2

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from hubring.ps.security.token_file import runtime_file
 from tests.campaign.processes import Ports, listening, ports, server_processes
-from tests.campaign.relay import Relay
 from tests.campaign.scenario import LAST_HOLD, LEASE, STEPS, TIMEOUT, Scenario
 from tests.campaign.states import progress
+from tests.campaign.tampering import Relay
 from tests.support.processes.cluster import Cluster, Program
 from tests.support.processes.process_tree import coordinators
 from tests.support.processes.stopwatch import Stopwatch

@@ -8,8 +8,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from tests.campaign.evidence import Act, Ended, Evidence, State
 from tests.campaign.faults import Fault

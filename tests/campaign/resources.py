@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
 MEBI = 2**20
 _MEMORY = re.compile(r"^RssAnon:\s+(\d+) kB", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Struct, frozen=True):
     """The resources of one process.
 
     Attributes:

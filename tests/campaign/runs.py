@@ -19,7 +19,7 @@ from tests.campaign.play import play as play_one
 from tests.campaign.scenario import Scenario, undisturbed
 from tests.campaign.table import Result
 from tests.support.processes.fork_server import ForkServer
-from tests.support.processes.orphans import take_in_orphans
+from tests.support.processes.process_tree import take_in_orphans
 from tests.support.processes.stopwatch import Stopwatch
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 STEPS = 40
 """Steps of each job."""
@@ -46,8 +48,7 @@ FAILOVERS = {("kill", "guarded shard"), ("freeze", "guarded shard"), ("kill", "g
 """After these a standby takes the victim's place."""
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(Struct, frozen=True):
     """One run.
 
     Attributes:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from tests.campaign.scenario import KILL_MODES, MODES, Scenario
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     """One run.
 
     Attributes:

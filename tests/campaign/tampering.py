@@ -1,10 +1,14 @@
-"""What a fault does to one chunk of a TCP stream."""
+"""What a fault does to one chunk of a TCP stream, and the proxy that does it."""
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 from dataclasses import dataclass, field
+from functools import partial
+
+from tests.support.transports.relay import Relay as PlainRelay
 
 
 @dataclass
@@ -50,3 +54,30 @@ def flipped(chunk: bytes, bit: int) -> bytes:
     copy = bytearray(chunk)
     copy[bit // 8] ^= 1 << bit % 8
     return bytes(copy)
+
+
+class Relay(PlainRelay):
+    """Forwards TCP connections to a port of this machine; a fault can change their stream.
+
+    Args:
+        target: The port.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._tampering: Tampering | None = None
+        self._delay = 0.0
+        super().__init__(target, partial(self._change, "server"), partial(self._change, "worker"))
+
+    def arm(self, tampering: Tampering, delay: float = 0.0) -> None:
+        """Changes one chunk from now on; `delay` is in seconds."""
+        self._tampering, self._delay = tampering, delay
+
+    def _change(self, toward: str, chunk: bytes) -> bytes:
+        """Returns a chunk, or what a fault makes of it."""
+        tampering = self._tampering
+        if tampering is None or not tampering.takes(chunk, toward):
+            return chunk
+        if tampering.kind == "delay":
+            time.sleep(self._delay)
+        tampering.fired.set()
+        return tampering.changed(chunk)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from tests.campaign.evidence import Act, Ended, Evidence, Look, State, Trail
 from tests.campaign.invariants import violations
@@ -46,20 +46,20 @@ def evidence(mode: str = "bsp", fault: str = "cut", place: str = "data") -> Evid
 
 def with_act(given: Evidence, **changes: object) -> Evidence:
     """Returns the evidence with another last act."""
-    return replace(given, acts=(*given.acts[:-1], replace(given.last, **changes)))  # type: ignore[arg-type]
+    return replace(given, acts=(*given.acts[:-1], replace(given.last, **changes)))
 
 
 def with_program(given: Evidence, number: int, **changes: object) -> Evidence:
     """Returns the evidence with another end of one program of the last act."""
     programs = list(given.last.programs)
-    programs[number] = replace(programs[number], **changes)  # type: ignore[arg-type]
+    programs[number] = replace(programs[number], **changes)
     return with_act(given, programs=tuple(programs))
 
 
 def with_look(given: Evidence, **changes: object) -> Evidence:
     """Returns the evidence with another last look of rank 0."""
     name, trail = next(iter(given.last.trails.items()))
-    looks = (*trail.looks[:-1], replace(trail.looks[-1], **changes))  # type: ignore[arg-type]
+    looks = (*trail.looks[:-1], replace(trail.looks[-1], **changes))
     return with_act(given, trails={**given.last.trails, name: Trail(trail.rank, looks)})
 
 

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 
 from hubring.ps.transport.host import reachable
 from tests.support.processes.cluster import SMALL, Cluster, Program
-from tests.support.processes.process_tree import GRACE, ends_by
-from tests.support.processes.shared_memory import left_behind, shared_memory
+from tests.support.processes.process_tree import GRACE, ends_by, left_behind, shared_memory
 
 pytestmark = pytest.mark.slow
 

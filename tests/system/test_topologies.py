@@ -13,7 +13,7 @@ from hubring.ps.security.guard import Role
 from hubring.ps.transport.grpc.channel import open_channel
 from tests.support.processes.cluster import PATIENCE, SMALL, TRAIN, Cluster, Program
 from tests.support.processes.ports import free_port
-from tests.support.processes.shared_memory import left_behind, shared_memory
+from tests.support.processes.process_tree import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow
 HUBS = [

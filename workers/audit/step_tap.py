@@ -90,18 +90,12 @@ class StepTap:
         hub = communicator.stepping_hub
         self._record = None if hub is None else hub.record_pushes()
         self._parameters: list[TappedParameter] = []
-        self._grouped: list[tuple[int, ...]] = []
-        self._options: list[dict[str, Any]] = []
         self._fresh = not trainer.had_state
         self._last_after = b""
         self._taken = torch.zeros(5, 0, dtype=torch.float32, device="cpu")
-        self._views: list[list[Tensor]] = []
-        self._held_views: list[list[Tensor]] = []
-        self._owns = self._gives = bytearray()
-        self._has_before = self._has_arrived = self._has_given = self._script_inside = False
+        self._owns = bytearray()
         self._graph_task = -1
-        self._divisor = 1.0
-        self._hooked = False
+        self._options: list[dict[str, Any]] = []
         self._states = 0
         """Parameters with a state in the optimizer, after the last step."""
         self._layout()
@@ -173,7 +167,7 @@ class StepTap:
         self._divisor = 1.0 if scale is None else float(scale)
         cleared = getattr(wrapped.state, "seen", False) or dict.__len__(wrapped.state) < self._states
         self._fresh = self._fresh and not cleared
-        if cleared or self._regrouped() or self._hooked != self._is_hooked():
+        if cleared or self._grouped != self._groups() or self._hooked != self._is_hooked():
             self._layout()
         if self._on_worker and not any(self._owns):  # set by the script, and exchanged within step()
             self._owns = self._take_gradients(OWN)
@@ -261,19 +255,20 @@ class StepTap:
 
     # Parameters.
 
-    def _regrouped(self) -> bool:
-        return self._grouped != [tuple(map(id, group["params"])) for group in self.trainer.param_groups]
+    def _groups(self) -> list[tuple[int, ...]]:
+        return [tuple(map(id, group["params"])) for group in self.trainer.param_groups]
 
     def _layout(self) -> None:
         """Takes in the parameters that the optimizer has now, behind those that it had."""
-        groups = self.trainer.param_groups
-        self._grouped = [tuple(map(id, group["params"])) for group in groups]
+        self._grouped = self._groups()
         shards: dict[str, Tensor] | None = getattr(self.trainer, "shards", None)
         wholes: dict[str, Tensor] = getattr(self.trainer, "wholes", {})
         named = self.trainer.named_parameters if shards is None else shards
         names = {id(parameter): name for name, parameter in named.items()}
         known, place = {id(each.values) for each in self._parameters}, dict[int, int]()
-        everything = [(number, one) for number, group in enumerate(groups) for one in group["params"]]
+        everything = [
+            (number, one) for number, group in enumerate(self.trainer.param_groups) for one in group["params"]
+        ]
         trained = [(number, one) for number, one in everything if one.requires_grad and one.numel()]
         expected = max(len(trained), len(self._parameters))
         for number, parameter in trained:
@@ -290,6 +285,9 @@ class StepTap:
             self._parameters.append(TappedParameter(name, parameter, source, chosen, *held, accumulator))
         self._make_room()
         self._hooked = self._is_hooked()
+        state: dict[str, Tensor] = getattr(self.trainer, "model_state", {})
+        elements = ((one.name, each) for one in self._parameters for each in one.sample.elements)
+        keys = [] if self._record is None else [self._record.key_of(*each) for each in elements]
         self._write(
             ModelLayout(
                 trainer=self._number,
@@ -301,11 +299,11 @@ class StepTap:
                 dtypes=[str(one.values.dtype).removeprefix("torch.") for one in self._parameters],
                 counts=[one.sample.number for one in self._parameters],
                 groups=[place.get(id(one.values), -1) for one in self._parameters],
-                keys=self._keys(),
+                keys=keys,
                 wide=self._taken.dtype == torch.float64,
                 fresh=self._fresh,
                 hooked=self._hooked,
-                facts=self._facts(),
+                facts=[BATCH_NORM] if any(name.endswith("running_mean") for name in state) else [],
                 held=self._held_bytes(),
             )
         )
@@ -345,18 +343,6 @@ class StepTap:
             if not all(str(getattr(one, "__module__", "")).startswith("hubring.") for one in later):
                 return True
         return False
-
-    def _facts(self) -> list[str]:
-        state: dict[str, Tensor] = getattr(self.trainer, "model_state", {})
-        return [BATCH_NORM] if any(name.endswith("running_mean") for name in state) else []
-
-    # Pushes to an asynchronous hub.
-
-    def _keys(self) -> list[int]:
-        record = self._record
-        if record is None:
-            return []
-        return [record.key_of(one.name, each) for one in self._parameters for each in one.sample.elements]
 
 
 def _accumulator(parameter: Tensor) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,6 @@ from hubring.workers.compare.predict import cli as cost
 if TYPE_CHECKING:
     from hubring.workers.compare.findings import Findings
     from hubring.workers.compare.plan.experiment import Experiment
-    from hubring.workers.compare.plan.row import Row
     from hubring.workers.compare.run.meeting import LauncherTask
     from hubring.workers.compare.statistics import Number
 
@@ -38,7 +38,10 @@ def show_list(
 
     results = {path.parent.name: _state(path.parent) for path in sorted(folder.glob("*/experiment.json"))}
     parts: dict[str, dict[str, str]] = {
-        "rows": {row.name: _describe(row) for row in EVERY.values()},
+        "rows": {
+            row.name: "; ".join(filter(None, [row.about, row.peer.missing() if row.peer else ""]))
+            for row in EVERY.values()
+        },
         "jobs": {job.name: f"measured by {job.title}" for job in JOBS.values()},
         "experiments": {name: read_toml(path).get("about", "") for name, path in shipped().items()},
         f"results in {folder}": results,
@@ -48,11 +51,6 @@ def show_list(
         for name, about in (entries or {"none": ""}).items():
             print(f"  {name:<22} {about}".rstrip(), file=sys.stderr)
     return {**{title.partition(" ")[0]: list(entries) for title, entries in parts.items()}, "exit_code": 0}
-
-
-def _describe(row: Row) -> str:
-    missing = "" if row.peer is None else row.peer.missing()
-    return f"{row.about}; {missing}" if missing else row.about
 
 
 def _state(folder: Path) -> str:
@@ -185,56 +183,44 @@ def _compare(
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
     experiment = load_experiment(source or chosen, flags)  # before the slow import of torch, to fail fast
     require_for_job(experiment.job)  # before processes start: each worker would fail on its own
-    place = _place(alone)
-    if place is None:
-        found = _here(experiment, folder)
-    else:
+    if (place := _place(alone)) is not None:
         folder = meeting.check_experiment(experiment, place, out)
         if place.rank > 0:
             from hubring.workers.compare.run.follower import follow
 
             return follow(place, folder)
-        found = _on_cluster(experiment, folder, place)
 
     from hubring.workers.compare.show.screen import show
 
+    found = _run(experiment, folder, place)
     show(found, folder / "report.html")
     return _result(found, folder)
 
 
-def _here(experiment: Experiment, folder: Path) -> Findings:
-    """Runs everything on this machine."""
+def _run(experiment: Experiment, folder: Path, task: LauncherTask | None) -> Findings:
+    """Runs everything on this machine, or as rank 0 of a cluster."""
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.plan.run_order import runs
     from hubring.workers.compare.predict.calibrate import calibrate
-    from hubring.workers.compare.run import site
-    from hubring.workers.compare.run.runner import Runner
-    from hubring.workers.compare.show.screen import RunScreen
-    from hubring.workers.peers.processes import Lifeline
-
-    comparison = Comparison.begin(experiment, folder, typed())
-    for missing in comparison.missing:
-        site.check_link(missing.setting)  # before the calibration, which takes a minute
-    with Lifeline() as lifeline, RunScreen(runs(experiment)) as screen:
-        # With NCCL nothing is predicted.
-        measure = partial(calibrate, report=screen.calibrating) if experiment.backend == "gloo" else None
-        return comparison.run(Runner(experiment, lifeline), screen, measure)
-
-
-def _on_cluster(experiment: Experiment, folder: Path, task: LauncherTask) -> Findings:
-    """Runs it as rank 0 of a cluster, without predictions: one machine's constants do not fit a cluster."""
-    from hubring.workers.compare.comparison import Comparison
-    from hubring.workers.compare.plan.run_order import runs
     from hubring.workers.compare.run.conductor import conduct
     from hubring.workers.compare.run.runner import Runner
+    from hubring.workers.compare.run.site import ThisMachine, check_link
     from hubring.workers.compare.show.screen import RunScreen
     from hubring.workers.peers.processes import Lifeline
 
-    with conduct(task, folder) as site:
-        comparison = Comparison.begin(experiment, folder, typed(), site.machine)
-        with Lifeline() as lifeline, RunScreen(runs(experiment)) as screen:
-            found = comparison.run(Runner(experiment, lifeline, site), screen)
-        site.code = _exit_code(found)
+    with ExitStack() as stack:
+        cluster = None if task is None else stack.enter_context(conduct(task, folder))
+        machines = None if cluster is None else cluster.machine
+        comparison = Comparison.begin(experiment, folder, typed(), machines)
+        for missing in comparison.missing if cluster is None else ():
+            check_link(missing.setting)  # before the calibration, which takes a minute
+        lifeline, screen = stack.enter_context(Lifeline()), stack.enter_context(RunScreen(runs(experiment)))
+        # Nothing is predicted with NCCL, or on a cluster, which one machine's constants do not fit.
+        predicts = cluster is None and experiment.backend == "gloo"
+        measure = partial(calibrate, report=screen.calibrating) if predicts else None
+        found = comparison.run(Runner(experiment, lifeline, cluster or ThisMachine()), screen, measure)
+        if cluster is not None:
+            cluster.code = _exit_code(found)
         return found
 
 

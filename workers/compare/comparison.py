@@ -17,14 +17,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.decide.measure import measure, price
@@ -56,8 +56,7 @@ class _Begun(Struct, frozen=True):
     command: str
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """An experiment and its folder.
 
     Attributes:
@@ -233,15 +232,9 @@ class Comparison:
 
 def _check_same(there: Experiment, asked: Experiment, folder: Path) -> None:
     before, now = (json.loads(msgspec.json.encode(each, enc_hook=str)) for each in (there, asked))
-    differing = [
-        f"{name} was {before[name]!r} and is now {now[name]!r}"
-        for name in now
-        if before[name] != now[name] and name not in _MAY_DIFFER
-    ]
-    if differing:
+    if differing := _differing(before, now, [name for name in now if name not in _MAY_DIFFER], "{!r}"):
         raise UsageError(
-            f"{folder} holds another experiment: {'; '.join(differing)}."
-            " Run the same experiment, or use another --out"
+            f"{folder} holds another experiment: {differing}. Run the same experiment, or use another --out"
         )
 
 
@@ -252,16 +245,18 @@ def _check_same_site(there: Mapping[str, Any], here: Mapping[str, Any], folder: 
             f"{folder} was begun on {machine.name_site(there)}, and this is {machine.name_site(here)}."
             " Resume there, or use another --out"
         )
-    differing = [
-        f"{name} was {there.get(name)} and is now {here.get(name)}"
-        for name in machine.DECIDING
-        if there.get(name) != here.get(name)
-    ]
-    if differing:
+    if differing := _differing(there, here, machine.DECIDING, "{}"):
         raise UsageError(
-            f"{folder} was begun on another machine or with other versions: {'; '.join(differing)}."
+            f"{folder} was begun on another machine or with other versions: {differing}."
             " Resume there, or use another --out"
         )
+
+
+def _differing(there: Mapping[str, Any], here: Mapping[str, Any], names: Iterable[str], form: str) -> str:
+    """Returns which of these values differ; empty if none does."""
+    both = {name: (there.get(name), here.get(name)) for name in names}
+    said = f"{{}} was {form} and is now {form}"
+    return "; ".join(said.format(name, old, new) for name, (old, new) in both.items() if old != new)
 
 
 @contextlib.contextmanager

@@ -6,10 +6,13 @@ Every number belongs to a (setting, row) and covers all seeds. What was not meas
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import msgspec
 from msgspec import DecodeError, Struct, field
+from msgspec.structs import astuple
 
 from hubring.ps.core.errors import ConfigError, HubringError, UsageError
 from hubring.workers.compare.plan.experiment import Experiment, JobMetric
@@ -68,6 +71,13 @@ class CurvePoint(Struct, frozen=True):
     seconds: float
     samples: float
     value: float
+
+
+def thinned(points: Sequence[CurvePoint], most: int) -> list[CurvePoint]:
+    """Returns at most `most` points, each the mean of neighbours."""
+    size = -(-len(points) // most)
+    parts = (points[start : start + size] for start in range(0, len(points), size or 1))
+    return [CurvePoint(*map(fmean, zip(*map(astuple, part), strict=True))) for part in parts]
 
 
 class RunCurve(Struct, frozen=True):

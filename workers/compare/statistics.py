@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from statistics import fmean, median, stdev
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.ps.page.kit.figures import NOTHING, digits, size
 
@@ -139,8 +139,7 @@ class Number(Struct, frozen=True):
         return max(value for value in self.values if value is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class NumberFormat:
+class NumberFormat(Struct, frozen=True):
     """One of the numbers of `results.json`.
 
     Attributes:

@@ -16,8 +16,7 @@ from hubring.ps.store.consistency import ASP, BSP, Consistency
 from hubring.ps.store.key_state import KeyEntry
 from hubring.ps.store.parameter_memory import GpuMemory, find_gpu
 from hubring.ps.store.store import KVStore
-from tests.support.fakes.cuda import has_gpus
-from tests.support.fakes.gpu import FakeMemory
+from tests.support.fakes.gpu import FakeMemory, has_gpus
 from tests.support.store import refusal_of, snapshot_of
 
 SGD: Hyper = {"lr": 0.5, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -145,8 +146,7 @@ def deal(inputs: Tensor, rank: int, size: int) -> Tensor:
     return inputs[rank::size]
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(Struct, frozen=True):
     """A training script.
 
     Attributes:
@@ -167,7 +167,7 @@ class Script:
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = sgd
     take: Take = plain
     before: Callable[[Training], None] = nothing
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
     steps: int = 12
     batch: int = 12
     last: int = 12
@@ -188,8 +188,7 @@ class Script:
         return inputs, torch.randint(0, CLASSES, (count,), generator=generator)
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(Struct, frozen=True):
     """What one row recorded."""
 
     row: str

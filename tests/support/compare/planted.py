@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 from torch.optim import lr_scheduler
 
@@ -33,8 +33,7 @@ Change = Callable[[KeyEntry, list[Tensor], dict[str, float]], tuple[list[Tensor]
 """Changes the gradients and hyperparameters of one step of a key."""
 
 
-@dataclass(frozen=True)
-class Planted:
+class Planted(Struct, frozen=True):
     """A fault, and where it shows.
 
     Attributes:
@@ -46,7 +45,7 @@ class Planted:
 
     row: str
     plant: Plant
-    script: Script = field(default_factory=lambda: Script(steps=14))
+    script: Script = Script(steps=14)
     says: str = ""
 
 

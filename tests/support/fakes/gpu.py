@@ -1,7 +1,11 @@
-"""A GPU's memory in one process: memory handles are names in a dictionary, events are a lazy device's."""
+"""GPUs that a machine does not have.
+
+In a GPU's fake memory, memory handles are names in a dictionary, and events are a lazy device's.
+"""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,3 +46,8 @@ class FakeMemory(CudaMemory):
 
     def mark(self, event: bytes) -> Mark:
         return self._events[event]
+
+
+def has_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

@@ -34,7 +34,7 @@ from types import ModuleType, TracebackType
 from typing import Any, BinaryIO, NoReturn, Self
 
 from hubring.ps.config.environment import become, silence_grpc, spare_forks
-from tests.support.processes.orphans import take_in_orphans
+from tests.support.processes.process_tree import take_in_orphans
 
 _IMPORTED = ("torch._dynamo", "sklearn.datasets", "hubring.ps.server", "hubring.workers.run_script")
 """The first optimizer imports torch._dynamo; the job `digits` imports scikit-learn."""

@@ -1,7 +1,8 @@
-"""The descendants of this process in /proc, and their ends."""
+"""The descendants of this process in /proc, their ends, and the shared memory that they leave."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import time
@@ -83,3 +84,22 @@ def ends_by(pid: int, deadline: float) -> bool:
         return bool(ready)
     finally:
         os.close(descriptor)
+
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def take_in_orphans() -> None:
+    """Makes this process the parent of all descendants that are orphaned from now on; see prctl(2)."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def shared_memory() -> set[str]:
+    """Returns the shared memory files, without the temporary semaphores of scikit-learn's joblib."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.loky-")}
+
+
+def left_behind(before: set[str]) -> set[str]:
+    """Returns new files that remain; parallel tests unlink their files immediately."""
+    return set.intersection(*(shared_memory() - before for _ in range(3)))

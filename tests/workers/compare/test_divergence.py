@@ -6,11 +6,12 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hubring.ps.core.errors import NonFinite
 from hubring.workers.compare.plan.experiment import FaultTable

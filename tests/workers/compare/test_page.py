@@ -21,8 +21,6 @@ from hubring.workers.compare.statistics import Number
 from tests.support.compare.results import BARE, EMULATED, full, minimal, read, summary
 from tests.support.pages.html_tree import Node, html_tree
 
-"""Stands where a speed must not be shown; written as 77,800, 77,777 or 77777."""
-
 
 @pytest.fixture(scope="module")
 def html() -> str:

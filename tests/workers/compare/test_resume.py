@@ -64,7 +64,7 @@ def test_a_link_that_cannot_be_had_is_refused_before_anything_is_measured(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(calibrate, "calibrate", lambda tell: pytest.fail("it was calibrated"))
     with pytest.raises(UsageError, match=r"the link 200mbit is not available here: .*need root"):
-        command._here(linked, tmp_path)
+        command._run(linked, tmp_path, None)
 
 
 @pytest.mark.parametrize(("backend", "calibrates"), [("gloo", True), ("nccl", False)])
@@ -73,7 +73,7 @@ def test_only_what_is_predicted_is_calibrated(
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(Comparison, "run", lambda *given: asked.append(given[3] is not None))
-    command._here(experiment(backend=backend), tmp_path)
+    command._run(experiment(backend=backend), tmp_path, None)
     assert asked == [calibrates]
 
 

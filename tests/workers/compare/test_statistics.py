@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hubring.workers.compare.decide.decision import Decision, Ratio, ratio
 from hubring.workers.compare.statistics import (

@@ -23,7 +23,7 @@ from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import context, topology
 from hubring.workers.runtime.training_record import MOST_SAMPLES, FlightRecorder, Record
 from hubring.workers.runtime.worker import Worker
-from tests.support.fakes.cuda import has_gpus
+from tests.support.fakes.gpu import has_gpus
 
 
 def worker(session: Any = None, record: Record | None = None, config: WorkerConfig | None = None) -> Worker:

@@ -7,7 +7,7 @@ import pytest
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime.topology import choose_device
-from tests.support.fakes.cuda import has_gpus
+from tests.support.fakes.gpu import has_gpus
 
 
 def test_each_local_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def _check(
             left_open.update((one.rank, one.step.step) for one in every[len(pushes) :])
             _check_order(key, pushes, complete=not left_open)
             if not unjudged:
-                _Replay(key, pushes, tolerance).check()
+                _replay(key, pushes, tolerance)
     except StepFault as fault:
         return Checked(taken, 0, unjudged, fault.text, fault.step)
     return Checked(taken, 0 if unjudged else taken - len(left_open), unjudged, open=len(left_open))
@@ -165,58 +165,45 @@ def _check_order(key: int, pushes: Sequence[_Push], *, complete: bool) -> None:
         )
 
 
-class _Replay:
-    """Replays the pushes to one key."""
+def _replay(key: int, pushes: Sequence[_Push], tolerance: float) -> None:
+    """Raises StepFault at the first answer that is not what the pushes to a key make of its parameters."""
+    first = pushes[0].step
+    layout, parameter_of = first.layout, first.parameter_of
+    own = torch.tensor(layout.keys) == key
+    if not bool(own.any()):
+        return
 
-    def __init__(self, key: int, pushes: Sequence[_Push], tolerance: float) -> None:
-        self._pushes, self._tolerance = pushes, tolerance
-        first = pushes[0].step
-        self._layout = first.layout
-        self._own = torch.tensor(first.layout.keys) == key
-        self._parameter_of = first.parameter_of
-        self._eps = precision(first.layout, first.parameter_of)
-        self._answers: defaultdict[int, list[_Push]] = defaultdict(list)
-        for one in pushes:
-            self._answers[one.version].append(one)
+    def there(step: RecordedStep) -> Tensor:
+        return (step.owns if step.given is None else step.gives) & own
 
-    def check(self) -> None:
-        """Raises Fault at the first answer that is not what the pushes make of the parameters."""
-        if not bool(self._own.any()):
+    groups, eps = torch.tensor(layout.groups)[parameter_of], precision(layout, parameter_of)
+    history = (torch.where(there(one.step), groups, -1) for one in pushes)
+    units = units_of(layout.dtypes, parameter_of, history, among=own)
+    reference = StepReference(layout.optimizer, units, first.options)
+    answers: defaultdict[int, list[_Push]] = defaultdict(list)
+    for one in pushes:
+        answers[one.version].append(one)
+    values = first.exact().before  # which its rank pulled when no push had been applied
+    anchor, allowed = values, torch.zeros_like(values)
+    for one in pushes:
+        step = one.step.exact()
+        gradient = step.own if step.given is None else step.given
+        if not bool(gradient.isfinite().all()):
             return
-        numbers = torch.tensor(self._layout.groups)[self._parameter_of]
-        history = (torch.where(self._there(one.step), numbers, -1) for one in self._pushes)
-        units = units_of(self._layout.dtypes, self._parameter_of, history, among=self._own)
-        reference = StepReference(self._layout.optimizer, units, self._pushes[0].step.options)
-        values = self._pushes[0].step.exact().before  # which its rank pulled when no push had been applied
-        anchor, allowed = values, torch.zeros_like(values)
-        for one in self._pushes:
-            step, there = one.step.exact(), self._there(one.step)
-            gradient = step.own if step.given is None else step.given
-            if not bool(gradient.isfinite().all()):
-                return
-            rounding = self._eps * gradient.abs()
-            expected = reference.step(values, TakenStep(gradient, rounding, there, numbers, step.options))
-            update = (expected.after - values) * self._own
-            allowed = allowed + update_allowance(update, expected.doubt, self._parameter_of, self._tolerance)
-            allowed = allowed + storing_allowance(self._eps, values, expected.after)
-            values = expected.after
-            for answered in self._answers.get(one.position + 1, ()):
-                after = answered.step.exact().after
-                if after is not None:
-                    self._compare(answered, after, anchor, values, allowed)
-                    values = torch.where(self._own, after, values)
-            if one.position + 1 in self._answers:
-                anchor, allowed = values, torch.zeros_like(values)
-
-    def _there(self, step: RecordedStep) -> Tensor:
-        gives = step.owns if step.given is None else step.gives
-        return gives & self._own
-
-    def _compare(
-        self, answered: _Push, after: Tensor, anchor: Tensor, values: Tensor, allowed: Tensor
-    ) -> None:
-        off = (after - values).abs()
-        bad = ~(off <= allowed) & self._own
-        if bool(bad.any()):
-            text = update_fault(answered.step, answered.rank, anchor, values, after, bad)
-            raise StepFault(answered.step.step, f"after push {answered.position} to the hub, {text}")
+        taken = TakenStep(gradient, eps * gradient.abs(), there(step), groups, step.options)
+        expected = reference.step(values, taken)
+        update = (expected.after - values) * own
+        allowed = allowed + update_allowance(update, expected.doubt, parameter_of, tolerance)
+        allowed = allowed + storing_allowance(eps, values, expected.after)
+        values = expected.after
+        for answered in answers[one.position + 1]:
+            after = answered.step.exact().after
+            if after is None:
+                continue
+            bad = ~((after - values).abs() <= allowed) & own
+            if bool(bad.any()):
+                text = update_fault(answered.step, answered.rank, anchor, values, after, bad)
+                raise StepFault(answered.step.step, f"after push {answered.position} to the hub, {text}")
+            values = torch.where(own, after, values)
+        if answers[one.position + 1]:
+            anchor, allowed = values, torch.zeros_like(values)

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import combinations
 from statistics import fmean, stdev
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.workers.compare.findings import Findings, RowResult
 from hubring.workers.compare.plan.row import meets
@@ -51,8 +52,7 @@ class Decision(Enum):
     """The interval is too wide, or the ratio too close to 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Struct, frozen=True):
     """One number divided by another, paired by seed.
 
     Attributes:
@@ -140,11 +140,6 @@ class Ratio:
         return replace(self, value=1 / self.value)
 
     @property
-    def once(self) -> str:
-        """The value alone, as text."""
-        return f"{self.value:.2f}"
-
-    @property
     def range(self) -> str:
         """The interval as text, with a space before it; empty without one."""
         if self.interval is None:
@@ -153,7 +148,7 @@ class Ratio:
         return "" if low == high else f" ({low} to {high})"
 
     def __str__(self) -> str:
-        return f"{self.once}{self.range}"
+        return f"{self.value:.2f}{self.range}"
 
 
 def ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
@@ -244,8 +239,7 @@ class Comparisons:
                 yield SPEED, there, here
 
 
-@dataclass(frozen=True, slots=True)
-class SettingRows:
+class SettingRows(Struct, frozen=True):
     """One setting with its rows.
 
     Attributes:
@@ -324,10 +318,10 @@ class SettingRows:
     def asynchronous(self) -> list[tuple[str, str]]:
         """Rows that compute something else, each with the row to compare it with."""
         base = next((name for name in ("hub-bsp", "ring", "hub-aggregate") if name in self.parallel), None)
-        rows = [row.row for row in self.rows if not (row.synchronous and row.exact)] if base else []
-        return [
-            (name, base) for name in rows if base and self.number(name, SPEED) and self.number(base, SPEED)
-        ]
+        if base is None or not self.number(base, SPEED):
+            return []
+        others = (row for row in self.rows if not (row.synchronous and row.exact))
+        return [(row.row, base) for row in others if row.number(SPEED)]
 
     @property
     def times(self) -> dict[str, Number]:

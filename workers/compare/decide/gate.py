@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
 import torch
+from msgspec import Struct
 from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
@@ -133,13 +133,12 @@ class LabelledPair(NamedTuple):
         return self._replace(pair=replace(self.pair, passed=True, advice=advice))
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """All comparisons, and which speeds they allow to be shown."""
 
     held: Sequence[LabelledPair]
     tolerance: float
-    checks: Mapping[str, StepCheck] = field(default_factory=dict)
+    checks: Mapping[str, StepCheck] = {}
     """The runs' steps, by label."""
     devices: str | None = None
     """Why no speed is shown, if rows have trained on different devices."""
@@ -201,10 +200,9 @@ def judge(
             runs.sort(key=lambda run: run.row.name != "local")  # a single process is the best reference
             by_label = {run.row.name: run.label for run in runs}
             fresh = [run for run in runs[1:] if (runs[0].label, run.label) not in found]
-            group = list(_against(runs[0], fresh, setting.key, outcomes, tolerance)) if fresh else []
+            group = [_compare(runs[0], run, setting.key, outcomes, tolerance) for run in fresh]
             if advice := excused(runs, [held.pair for held in group], checks):
-                others = runs[2:]
-                rest = list(_against(runs[1], others, setting.key, outcomes, tolerance)) if others else []
+                rest = [_compare(runs[1], run, setting.key, outcomes, tolerance) for run in runs[2:]]
                 if all(held.pair.passed for held in rest):
                     group = [held if held.pair.passed else held.excused(advice) for held in group]
                 group += rest
@@ -231,42 +229,40 @@ def _of_steps(check: RunCheck) -> StepCheck:
     )
 
 
-def _against(
-    reference: PlannedRun,
-    runs: list[PlannedRun],
-    setting: str,
-    outcomes: Mapping[str, RunOutcome],
-    tolerance: float,
-) -> Iterator[LabelledPair]:
-    reached = outcomes[reference.label]
-    early, final = load_file(reached.early), load_file(reached.parameters)
-    for run in runs:
-        left = outcomes[run.label]
-        found = difference(early, load_file(left.early), tolerance)
-        pair = replace(
-            _pair(setting, run, reference.row.name, run.row.name, found, tolerance),
-            steps=None if reached.early == reached.parameters else EARLY,
-            final=_finite(difference(final, load_file(left.parameters), tolerance).apart),
-            turn=run.turn,
-        )
-        yield LabelledPair(pair, run.label, None if reference.row.name == "local" else reference.label)
+def _compare(
+    reference: PlannedRun, run: PlannedRun, setting: str, outcomes: Mapping[str, RunOutcome], limit: float
+) -> LabelledPair:
+    """Compares two runs after their first steps, or bit by bit at the end if the limit is 0."""
+    left, right = outcomes[reference.label], outcomes[run.label]
+    ends = difference(load_file(left.parameters), load_file(right.parameters), limit)
+    found = difference(load_file(left.early), load_file(right.early), limit) if limit else ends
+    pair = Pair(
+        setting=setting,
+        seed=run.seed,
+        first=reference.row.name,
+        second=run.row.name,
+        difference=_finite(found.apart),
+        tensor=found.tensor,
+        limit=limit,
+        wrong=found.wrong,
+        steps=EARLY if limit and left.early != left.parameters else None,
+        final=_finite(ends.apart),
+        turn=run.turn,
+        passed=found.apart <= limit,  # False for NaN
+    )
+    return LabelledPair(pair, run.label, None if reference.row.name == "local" else reference.label)
 
 
 def _again(
     experiment: Experiment, outcomes: Mapping[str, RunOutcome], tolerance: float
 ) -> Iterator[LabelledPair]:
     """Compares the two runs of hub-bsp with each seed."""
-    for runs in run_order.again(experiment):
-        run, name = runs[0], f"{runs[0].row.name} {AGAIN}"
-        if run.row.name != run_order.AGAIN or any(outcomes[each.label].diverged for each in runs):
-            continue
-        if "cuda" in device(outcomes[run.label]):
-            for held in _against(run, [runs[1]], run.setting.key, outcomes, tolerance):
-                yield LabelledPair(replace(held.pair, second=name, turn=0), run.label)
-            continue
-        first, second = (load_file(outcomes[each.label].parameters) for each in runs)
-        pair = _pair(run.setting.key, run, run.row.name, name, difference(first, second, 0.0), 0.0)
-        yield LabelledPair(pair, run.label)
+    for first, second in run_order.again(experiment):
+        left = outcomes[first.label]
+        if first.row.name == run_order.AGAIN and not (left.diverged or outcomes[second.label].diverged):
+            limit = tolerance if "cuda" in device(left) else 0.0
+            pair = _compare(first, second, first.setting.key, outcomes, limit).pair
+            yield LabelledPair(replace(pair, second=f"{first.row.name} {AGAIN}", turn=0), first.label)
 
 
 class ModelDifference(NamedTuple):
@@ -281,23 +277,6 @@ class ModelDifference(NamedTuple):
     apart: float
     tensor: str
     wrong: int
-
-
-def _pair(
-    setting: str, run: PlannedRun, first: str, second: str, found: ModelDifference, limit: float
-) -> Pair:
-    return Pair(
-        setting=setting,
-        seed=run.seed,
-        first=first,
-        second=second,
-        difference=_finite(found.apart),
-        tensor=found.tensor,
-        limit=limit,
-        wrong=found.wrong,
-        final=_finite(found.apart),
-        passed=found.apart <= limit,  # False for NaN
-    )
 
 
 def _finite(value: float) -> float | str:

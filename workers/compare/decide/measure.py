@@ -38,9 +38,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, chain, pairwise, product
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.plan.experiment import JobMetric, PricesTable
@@ -115,28 +115,20 @@ def seen(outcome: RunOutcome) -> list[int]:
     return found
 
 
-def _check_numbers(outcome: RunOutcome, job: JobMetric) -> None:
+def _check(outcome: RunOutcome, job: JobMetric) -> None:
     """Checks what is measured: only rank 0 tests; test metrics of other ranks are ignored."""
+    label = outcome.run.label
     for rank, record in enumerate(outcome.records):
         names = ("samples", "loss") if rank else ("samples", "loss", "test_loss", job.metric)
         for line, name in product(record, names):
             value = line.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(
-                    f"{outcome.run.label}: rank {rank} reported {name} = {value!r} after step {line['step']};"
+                    f"{label}: rank {rank} reported {name} = {value!r} after step {line['step']};"
                     f" expected a number. Fix hubring.report({name}=...), delete {outcome.folder} and run"
                     " again"
                 )
 
-
-def _reported(line: Line, name: str) -> bool:
-    """Whether a report contains this metric, finite or not."""
-    return name in line or name in line.get(NOT_FINITE, ())
-
-
-def _check(outcome: RunOutcome, job: JobMetric) -> None:
-    _check_numbers(outcome, job)
-    label = outcome.run.label
     if outcome.failed is None and not any(_reported(line, job.metric) for line in outcome.records[0]):
         raise HubringError(
             f"{label}: rank 0 did not report {job.metric!r}, so there is nothing to compare;"
@@ -149,68 +141,52 @@ def _check(outcome: RunOutcome, job: JobMetric) -> None:
         )
 
 
-class _Pace(NamedTuple):
-    """A rank's steady steps.
+def _reported(line: Line, name: str) -> bool:
+    """Whether a report contains this metric, finite or not."""
+    return name in line or name in line.get(NOT_FINITE, ())
 
-    Attributes:
-        samples: Of all steady steps.
-        seconds: Of each step.
-        exposed: Seconds of a step that waits for exchange, on average; None: not counted.
-        hidden: Seconds of exchange that overlap with compute, on average; None: not counted.
-    """
 
-    samples: int
-    seconds: list[float]
-    exposed: float | None
-    hidden: float | None
+Steps = Sequence[tuple[Line, Line]]
+"""Steps of a rank: the report before each, and its own."""
 
 
 def _speed(outcome: RunOutcome, job: JobMetric, warmup: int | None) -> Numbers:
     measured = {line["step"] for line in outcome.records[0] if _reported(line, job.metric)}
     measured |= {EARLY - 1, EARLY}
-    paces = [_steady(record, measured, warmup) for record in outcome.records]
-    exposed = _milliseconds(outcome, "exposed_seconds", [pace.exposed for pace in paces])
-    mean = 1e3 * fmean(fmean(pace.seconds) for pace in paces)
+    ranks = [_steady(record, measured, warmup) for record in outcome.records]
+    seconds = [[line["seconds"] - before["seconds"] for before, line in steps] for steps in ranks]
+    exposed, mean = _milliseconds(outcome, "exposed_seconds", ranks), 1e3 * fmean(map(fmean, seconds))
     return {
         "compute_ms": None if exposed is None else max(0.0, mean - exposed),
         "exposed_ms": exposed,
-        "hidden_ms": _milliseconds(outcome, "hidden_seconds", [pace.hidden for pace in paces]),
+        "hidden_ms": _milliseconds(outcome, "hidden_seconds", ranks),
         "samples_per_second": sum(
-            pace.samples / sum(pace.seconds)
-            for pace, result in zip(paces, outcome.results, strict=True)
+            sum(line["samples"] for _, line in steps) / sum(took)
+            for steps, took, result in zip(ranks, seconds, outcome.results, strict=True)
             if result is not None
         ),
-        "step_ms": 1e3 * median(seconds for pace in paces for seconds in pace.seconds),
+        "step_ms": 1e3 * median(chain.from_iterable(seconds)),
         "step_mean_ms": mean,
     }
 
 
-def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> _Pace:
+def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> Steps:
     """Returns the steady steps; `measured` holds the steps after which rank 0 did something else."""
     steps = [(before, line) for before, line in pairwise(record) if "samples" in line]
     skipped = max(5, len(steps) // 10) if warmup is None else warmup
     warm = steps[min(skipped, len(steps) - 1) :]
-    steady = [(before, line) for before, line in warm if line["step"] - 1 not in measured] or warm
-    return _Pace(
-        samples=sum(line["samples"] for _, line in steady),
-        seconds=[line["seconds"] - before["seconds"] for before, line in steady],
-        exposed=_growth(steady, "exposed_seconds"),
-        hidden=_growth(steady, "hidden_seconds"),
-    )
+    return [(before, line) for before, line in warm if line["step"] - 1 not in measured] or warm
 
 
-def _growth(steps: Sequence[tuple[Line, Line]], name: str) -> float | None:
-    """Returns the mean growth of a count from the report before a step to its own."""
-    if any(line[name] is None for step in steps for line in step):
+def _milliseconds(outcome: RunOutcome, name: str, ranks: Sequence[Steps]) -> float | None:
+    """Returns by how much a count of seconds grows in a step, as the mean over steps and then over ranks.
+
+    None if a report or a worker's last line has no such value, as for some peers.
+    """
+    lines = [result["exchange"].get(name) for result in _present(outcome)]
+    if None in (*lines, *(line[name] for steps in ranks for step in steps for line in step)):
         return None
-    return fmean(line[name] - before[name] for before, line in steps)
-
-
-def _milliseconds(outcome: RunOutcome, name: str, seconds: Sequence[float | None]) -> float | None:
-    """Returns the mean in milliseconds; None if a worker's last line has no such value, as for some peers."""
-    known = all(result["exchange"].get(name) is not None for result in _present(outcome))
-    mean = one_of(seconds) if known else None
-    return None if mean is None else 1e3 * mean
+    return 1e3 * fmean(fmean(line[name] - before[name] for before, line in steps) for steps in ranks)
 
 
 def _progress(outcome: RunOutcome, job: JobMetric) -> Numbers:

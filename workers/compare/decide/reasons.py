@@ -132,17 +132,18 @@ def crossovers(compared: Comparisons, model: Score | None) -> list[Crossover]:
         if len(wins) < 2 or first.link is None:
             continue
         measured, undecided = _from_on(wins)
-        crossover = Crossover(
-            setting=without_servers(first.key),
-            tried=list(wins),
-            measured=measured,
-            undecided=undecided,
-            predicted=model.crossover(first) if model is not None and calibrated else None,
-            calibrated=calibrated,
-            by_bytes=servers_needed(first.workers),
-            formula=FORMULA,
+        found.append(
+            Crossover(
+                setting=without_servers(first.key),
+                tried=list(wins),
+                measured=measured,
+                undecided=undecided,
+                predicted=model.crossover(first) if model is not None and calibrated else None,
+                calibrated=calibrated,
+                by_bytes=servers_needed(first.workers),
+                formula=FORMULA,
+            )
         )
-        found.append(crossover)
     return found
 
 

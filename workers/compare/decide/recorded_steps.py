@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from msgspec import DecodeError
+from msgspec import DecodeError, Struct
+from msgspec.structs import replace
 from torch import Tensor
 
 from hubring.ps.core.errors import HubringError
@@ -17,8 +17,7 @@ from hubring.workers.audit import audit_file
 from hubring.workers.audit.audit_file import AuditStep, ModelLayout
 
 
-@dataclass(frozen=True)
-class RecordedStep:
+class RecordedStep(Struct, frozen=True):
     """One step of one rank. Tensors are flat, with every recorded element, in the dtype of the record.
 
     All steps of all ranks are held at once. Their elements stay in the files, of which the kernel reads what

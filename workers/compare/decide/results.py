@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from statistics import fmean, median
 from typing import Any
 
 import torch
-from msgspec.structs import astuple, replace
+from msgspec import Struct
+from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from hubring.workers.compare.decide import gate
@@ -21,14 +21,13 @@ from hubring.workers.compare.decide.gate import Judgement
 from hubring.workers.compare.decide.measure import Numbers, began, one_of, seen, staleness, steps_of
 from hubring.workers.compare.decide.reasons import crossovers
 from hubring.workers.compare.decide.verdict import answer, verdict
-from hubring.workers.compare.findings import Bandwidth, CurvePoint, Findings, RowResult, RunCurve
+from hubring.workers.compare.findings import Bandwidth, CurvePoint, Findings, RowResult, RunCurve, thinned
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.row import Row
 from hubring.workers.compare.plan.run_order import PlannedRun, again, counted
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.score import calibrated, predicted
-from hubring.workers.compare.run import noise
 from hubring.workers.compare.run.outcome import RunOutcome
 from hubring.workers.compare.run.timeline import worst_clock
 from hubring.workers.compare.statistics import (
@@ -69,18 +68,9 @@ def curve(outcome: RunOutcome, setting: str, metric: str) -> RunCurve:
         setting=setting,
         row=outcome.run.row.name,
         seed=outcome.run.seed,
-        loss=thinned(losses),
+        loss=thinned(losses, MOST),
         metric=[replace(point, value=line[metric]) for line, point in points if metric in line],
     )
-
-
-def thinned(points: list[CurvePoint]) -> list[CurvePoint]:
-    """Returns at most `MOST` points, each the mean of neighbours."""
-    size = -(-len(points) // MOST)
-    if size <= 1:
-        return points
-    parts = [points[start : start + size] for start in range(0, len(points), size)]
-    return [CurvePoint(*map(fmean, zip(*map(astuple, part), strict=True))) for part in parts]
 
 
 def results(
@@ -127,8 +117,7 @@ def results(
     return replace(found, verdict=verdict(compared, crossover), answer=answer(compared))
 
 
-@dataclass(frozen=True)
-class JudgedRuns:
+class JudgedRuns(Struct, frozen=True, dict=True):
     """All runs of an experiment, and what the gate says of them.
 
     Attributes:
@@ -156,18 +145,18 @@ class JudgedRuns:
     @cached_property
     def disturbed(self) -> dict[str, str]:
         """What disturbed runs, by label. Clock rates of one machine in equal runs are compared."""
-        fastest: dict[Hashable, float] = {}
-        for one in self.outcomes.values():
-            for each in one.noise:
-                if each.megahertz is not None:
-                    fastest[_equal(one, each)] = max(each.megahertz, fastest.get(_equal(one, each), 0.0))
-        found = {
-            label: next(
-                filter(None, (each.disturbance(fastest.get(_equal(one, each))) for each in one.noise)), ""
-            )
+        heard = [
+            (label, (one.run.setting.key, one.run.row.name, each.machine), each)
             for label, one in self.outcomes.items()
-        }
-        return {label: why for label, why in found.items() if why}
+            for each in one.noise
+        ]
+        fastest, found = defaultdict[Hashable, float](float), dict[str, str]()
+        for _, equal, each in heard:
+            fastest[equal] = max(fastest[equal], each.megahertz or 0.0)
+        for label, equal, each in heard:
+            if why := each.disturbance(fastest[equal]):
+                found.setdefault(label, why)
+        return found
 
     @cached_property
     def rows(self) -> list[RowResult]:
@@ -227,15 +216,13 @@ class JudgedRuns:
         outcomes = list(self.outcomes.values())
         heard = [each for outcome in outcomes for each in outcome.noise]
         ended = [result for outcome in outcomes for result in outcome.results]
-        load = _load([load for each in heard for load in each.load])
-        assert load is not None
         said = [
             f"{len(self.disturbed)} of {len(outcomes)} runs were disturbed: in {label}, {why}. Repeat the"
             " experiment on a machine that does nothing else."
             for label, why in list(self.disturbed.items())[:1]
         ]
         return MeasurementNoise(
-            load=load,
+            load=_load([load for each in heard for load in each.load]) or Load(),
             foreign=_load([each.foreign for each in heard]),
             stolen=_load([each.stolen for each in heard]),
             stalled=_load([each.stalled for each in heard]),
@@ -274,11 +261,8 @@ class JudgedRuns:
         """
         model, pairs = _model(self.outcomes.values()), product(self.experiment.settings, self.experiment.ways)
         for (setting, row), entry in zip(pairs, self.rows, strict=True):
-            sent, seconds, shown = (
-                entry.number("bytes_sent_per_step"),
-                _seconds(entry),
-                entry.withheld is None,
-            )
+            sent, seconds = entry.number("bytes_sent_per_step"), _seconds(entry)
+            shown = entry.withheld is None
             timed = sent is not None and any(sent.values) and (seconds > 0 or not shown)
             if model is None or setting.fault is not None or not timed:
                 continue
@@ -293,11 +277,6 @@ class JudgedRuns:
                 busbw=busbw(model["size"], seconds, row.workers(setting.workers)) if shown else None,
                 wrong=self.judged.wrong({run.label for run in runs}),
             )
-
-
-def _equal(outcome: RunOutcome, heard: noise.RunNoise) -> Hashable:
-    """Returns what is equal for runs that load a machine alike."""
-    return outcome.run.setting.key, outcome.run.row.name, heard.machine
 
 
 def _load(values: Sequence[float | None]) -> Load | None:

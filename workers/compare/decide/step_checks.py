@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.workers.compare.decide import asynchronous_steps, recorded_steps, synchronous_steps
 from hubring.workers.compare.decide.recorded_steps import RecordedStep, Recording, StepsOfOptimizers
 from hubring.workers.compare.decide.step_reference import Checked, StepFault
 from hubring.workers.compare.plan.run_order import PlannedRun
-from hubring.workers.compare.run.outcome import Line, RunOutcome
+from hubring.workers.compare.run.outcome import Line, RunOutcome, audit_file
 
 CLEARER = 3.0
 """By how much closer to the single process the weighted mean must be than the equal one."""
@@ -106,8 +106,7 @@ def uneven(
     return unknown
 
 
-@dataclass(frozen=True, slots=True)
-class RunCheck:
+class RunCheck(Struct, frozen=True):
     """The steps of one run.
 
     Attributes:
@@ -123,8 +122,7 @@ class RunCheck:
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Single:
+class Single(Struct, frozen=True):
     """The steps of a single process, and what they show of the script. Other runs take the same batches.
 
     A single process exchanges nothing. If its steps are not what the replay expects, then the script does
@@ -136,7 +134,7 @@ class Single:
         exchange: Whether its exchanges can be judged.
     """
 
-    trainers: StepsOfOptimizers = field(default_factory=dict)
+    trainers: StepsOfOptimizers = {}
     unjudged: str = ""
     exchange: bool = True
 
@@ -176,12 +174,8 @@ def check_runs(
     with _one_thread():
         # A single process comes first: others are compared with it.
         for outcome in sorted(outcomes.values(), key=lambda each: each.run.row.name != "local"):
-            run, files = outcome.run, _recorded(outcome)
-            if not files:
-                continue
-            checking(run.label)
-            ranks = _recordings(run, files)
-            if not ranks:
+            run = outcome.run
+            if not (ranks := _recordings(outcome, checking)):
                 continue
             if run.row.name == "local":
                 singles[_place(run)] = Single.of(ranks[0], tolerance)
@@ -239,18 +233,14 @@ def _place(run: PlannedRun) -> tuple[int, int]:
     return run.setting.workers, run.seed
 
 
-def _recorded(outcome: RunOutcome) -> list[Path]:
-    """Returns the files of all ranks; empty if the run did not finish, or its steps are not to be judged."""
-    run = outcome.run
+def _recordings(outcome: RunOutcome, checking: Callable[[str], None]) -> list[Recording]:
+    """Returns the recordings of all ranks; empty if the run did not finish, or is not to be judged."""
+    run, files = outcome.run, [audit_file(outcome.folder, rank) for rank in range(len(outcome.results))]
     if run.setting.fault is not None or (run.row.synchronous and not run.row.exact):
         return []
-    files = [outcome.audit(rank) for rank in range(len(outcome.results))]
-    whole = not outcome.failed and not outcome.diverged and all(file.exists() for file in files)
-    return files if whole else []
-
-
-def _recordings(run: PlannedRun, files: Sequence[Path]) -> list[Recording]:
-    """Returns the recordings of all ranks; empty if the run's steps are not to be judged."""
+    if outcome.failed or outcome.diverged or not files or not all(file.exists() for file in files):
+        return []
+    checking(run.label)
     ranks = recorded_steps.joined([recorded_steps.read(file) for file in files])
     steps = [one for rank in ranks for each in rank.trainers.values() for one in each[:1]]
     backup_workers = not run.row.exact and any(one.layout.lockstep for one in steps)

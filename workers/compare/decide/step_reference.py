@@ -8,19 +8,18 @@ allowance is how far rounding can move a step.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 
 from hubring.workers.audit.audit_file import ModelLayout
 from hubring.workers.compare.decide.recorded_steps import RecordedStep
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Struct, frozen=True):
     """What the steps of one run show.
 
     Attributes:
@@ -84,8 +83,7 @@ _OURS: dict[str, Any] = {"foreach": False, "fused": None, "capturable": False, "
 """Options that only choose among implementations of the same step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """Elements that have a gradient in the same steps, and always the same group and dtype.
 
     Attributes:
@@ -97,8 +95,7 @@ class Unit:
     dtype: torch.dtype
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Struct, frozen=True):
     """What a step should do, by element, in float64.
 
     Attributes:

@@ -20,7 +20,6 @@ from hubring.workers.compare.findings import Crossover, Findings
 from hubring.workers.compare.plan.row import meets
 from hubring.workers.compare.plan.setting import listed, straggler
 from hubring.workers.compare.predict.exchange_terms import with_servers
-from hubring.workers.compare.statistics import Number
 
 _CLOSE = "no clear difference between {first} and {second}: {speeds}, {ratio.factor}"
 _PACES = "{first} and {second} show no clear difference in samples per second (a ratio of {ratio})"
@@ -37,10 +36,10 @@ PHRASES: Mapping[str, Mapping[Decision, str]] = {
         Decision.OPEN: _CLOSE + "{ratio.to_decide}.",
     },
     "answer": {
-        Decision.LARGER: "On {here} {first} is {ratio.once} times as fast{ratio.range} as {second}"
+        Decision.LARGER: "On {here} {first} is {ratio.value:.2f} times as fast{ratio.range} as {second}"
         "{alone_or_job}.",
-        Decision.SMALLER: "On {here} {second} is {ratio.inverse.once} times as fast{ratio.inverse.range} as"
-        " {first}{alone_or_job}.",
+        Decision.SMALLER: "On {here} {second} is {ratio.inverse.value:.2f} times as fast{ratio.inverse.range}"
+        " as {first}{alone_or_job}.",
         Decision.EVEN: "On {here} {both} are equally fast for this job, within {within:.0%}{alone}.",
         Decision.DISTURBED: "Not decided between {both}: {ratio.doubt}.",
         Decision.ONE_SEED: "One seed cannot tell {both} apart; run at least three seeds.",
@@ -155,21 +154,18 @@ def _the(name: str) -> str:
 
 
 def _withheld(scope: SettingRows) -> list[str]:
-    return [
-        scope.say(f"no speed is shown for {row.row}: {row.withheld}.")
-        for row in scope.rows
-        if row.withheld is not None
-    ]
+    rows = (row for row in scope.rows if row.withheld is not None)
+    return [scope.say(f"no speed is shown for {row.row}: {row.withheld}.") for row in rows]
 
 
 def _failed(scope: SettingRows) -> list[str]:
-    failed = {row.row: row.failed.rstrip(".") for row in scope.rows if row.failed is not None}
-    return [scope.say(f"{name} failed {_after_loss(scope, name)}in {why}.") for name, why in failed.items()]
-
-
-def _after_loss(scope: SettingRows, row: str) -> str:
-    fault = meets(row, scope.setting).fault
-    return "" if fault is None else f"after {fault.words} was lost at step {fault.step}, "
+    said = []
+    for row in scope.rows:
+        if row.failed is not None:
+            fault = meets(row.row, scope.setting).fault
+            after = "" if fault is None else f"after {fault.words} was lost at step {fault.step}, "
+            said.append(scope.say(f"{row.row} failed {after}in {row.failed.rstrip('.')}."))
+    return said
 
 
 def _to_target(scope: SettingRows) -> list[str]:
@@ -178,13 +174,21 @@ def _to_target(scope: SettingRows) -> list[str]:
     if job.target is None:
         return []
     goal = f"{job.title} {job.target:g}"
-    missed = [scope.say(f"{listed(names)} {how.format(goal)}.") for how, names in _missing(scope).items()]
+    found: dict[str, list[str]] = {}
+    for row in scope.rows:
+        number, seeds = row.number("seconds_to_target"), len(row.seeds)
+        reached = 0 if number is None else number.seeds
+        how = f"reached {goal} with only {reached} of {seeds} seeds" if reached else f"did not reach {goal}"
+        if reached < seeds and not row.withheld:
+            found.setdefault(how, []).append(row.row)
+    missed = [scope.say(f"{listed(names)} {how}.") for how, names in found.items()]
     times = scope.times
-    order = sorted(times, key=lambda name: _mean_log(times[name]))  # as the ratios compare them
-    if not order:
+    # By the geometric mean over the seeds, as the ratios compare them.
+    logs = {name: fmean(math.log(v) if v else -math.inf for v in each.values) for name, each in times.items()}
+    if not logs:
         return missed
-    first = order[0]
-    behind = {name: scope.ratio("seconds_to_target", name, first) for name in order[1:]}
+    first, *others = sorted(logs, key=logs.__getitem__)
+    behind = {name: scope.ratio("seconds_to_target", name, first) for name in others}
     if doubt := next((ratio.doubt for ratio in behind.values() if ratio and ratio.doubt), ""):
         return [
             scope.say(f"not decided on this machine: which row is first to reach {goal}, because {doubt}."),
@@ -201,24 +205,6 @@ def _to_target(scope: SettingRows) -> list[str]:
     else:
         begin = f"first to reach {goal} is {first}, in {seconds[0]:.2f} s"
     return [scope.say(f"{begin}{'; ' if later else ''}{', '.join(later)}."), *missed]
-
-
-def _mean_log(time: Number) -> float:
-    """Returns the logarithm of the geometric mean over the seeds."""
-    return fmean(math.log(value) if value else -math.inf for value in time.values)
-
-
-def _missing(scope: SettingRows) -> dict[str, list[str]]:
-    """Returns the rows that missed the target, by a format of how."""
-    found: dict[str, list[str]] = {}
-    for row in scope.rows:
-        number, seeds = row.number("seconds_to_target"), len(row.seeds)
-        reached = 0 if number is None else number.seeds
-        if row.withheld or reached == seeds:
-            continue
-        how = "did not reach {}" if not reached else f"reached {{}} with only {reached} of {seeds} seeds"
-        found.setdefault(how, []).append(row.row)
-    return found
 
 
 def _contest(scope: SettingRows, first: str, second: str, *rows: str) -> str:

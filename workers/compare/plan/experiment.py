@@ -7,7 +7,7 @@ An `Experiment` is always consistent: its constructor rejects contradictions.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
@@ -89,6 +89,11 @@ class LinkTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     jitter: NotNegative = 0.0
     """Seconds by which the latency varies, up and down."""
 
+    @property
+    def links(self) -> Iterator[Link]:
+        for rate, latency in product(self.rate or (None,), self.latency):
+            yield Link(rate=rate, latency=latency, jitter=self.jitter)
+
 
 class StragglerTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[straggler]`: slow workers; see `hubring.workers.runtime.slowdown.Straggler`."""
@@ -103,12 +108,23 @@ class StragglerTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     baseline: bool = False
     """Also run everything without the straggler."""
 
+    @property
+    def stragglers(self) -> Iterator[Straggler | None]:
+        yield from [None] * self.baseline
+        for seconds in self.seconds:
+            yield Straggler(kind=self.kind, seconds=seconds, ranks=self.ranks, shape=self.shape)
+
 
 class FaultTable(Fault, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[fault]`: the process to kill, and before which step."""
 
     baseline: bool = False
     """Also run everything without the fault."""
+
+    @property
+    def faults(self) -> Iterator[Fault | None]:
+        yield from [None] * self.baseline
+        yield Fault(victim=self.victim, rank=self.rank, step=self.step)
 
 
 class ComputeTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -255,32 +271,26 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 " quality of the model"
             )
         named = PLACEHOLDER.findall(" ".join(self.arguments))
-        self._check_placeholders(named, self.script)
-        for name in FILLED:
-            wanted = len(self.seeds) > 1 if name == "seed" else self._asked(name)
-            if wanted and name not in named:
-                raise UsageError(
-                    f"{self.script.name} does not receive its {name}; add {{{name}}} to arguments"
-                    + (", or use one seed and repeats" if name == "seed" else "")
-                )
-
-    def _check_placeholders(self, named: list[str], script: Path) -> None:
+        values = {"batch": self.batch, "epochs": self.epochs, "lr": self.learning_rate}
+        given = {name: value is not None for name, value in values.items()} | {"seed": len(self.seeds) > 1}
         for name in named:
             if name not in FILLED:
                 raise UsageError(
                     f"unknown placeholder {{{name}}} in arguments; expected one of"
                     f" {', '.join(f'{{{each}}}' for each in FILLED)}"
                 )
-            if name != "seed" and not self._asked(name):
+            if name != "seed" and not given[name]:
                 key = "learning_rate" if name == "lr" else name
                 raise UsageError(
                     f"{{{name}}} in arguments has no value; set {key} ({flag(key)}), or remove {{{name}}} so"
-                    f" that {script.name} uses its own"
+                    f" that {self.script.name} uses its own"
                 )
-
-    def _asked(self, name: str) -> bool:
-        given = {"batch": self.batch, "epochs": self.epochs, "lr": self.learning_rate}
-        return given[name] is not None
+        for name in FILLED:
+            if given[name] and name not in named:
+                raise UsageError(
+                    f"{self.script.name} does not receive its {name}; add {{{name}}} to arguments"
+                    + (", or use one seed and repeats" if name == "seed" else "")
+                )
 
     @property
     def yardstick(self) -> JobMetric:
@@ -310,38 +320,13 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             Setting(workers=n, servers=k, link=link, straggler=straggler, fault=fault, compute=compute)
             for n, link, straggler, fault, compute, k in product(
                 self.workers,
-                self._links(),
-                self._stragglers(),
-                self._faults(),
-                (None,) if self.compute is None else self.compute.step,
+                [None] if self.link is None else self.link.links,
+                [None] if self.straggler is None else self.straggler.stragglers,
+                [None] if self.fault is None else self.fault.faults,
+                [None] if self.compute is None else self.compute.step,
                 self.servers,
             )
         ]
-
-    def _links(self) -> list[Link | None]:
-        if self.link is None:
-            return [None]
-        rates, jitter = self.link.rate or (None,), self.link.jitter
-        return [
-            Link(rate=rate, latency=latency, jitter=jitter)
-            for rate, latency in product(rates, self.link.latency)
-        ]
-
-    def _stragglers(self) -> list[Straggler | None]:
-        table = self.straggler
-        if table is None:
-            return [None]
-        slow = [
-            Straggler(kind=table.kind, seconds=seconds, ranks=table.ranks, shape=table.shape)
-            for seconds in table.seconds
-        ]
-        return [None, *slow] if table.baseline else [*slow]
-
-    def _faults(self) -> list[Fault | None]:
-        if self.fault is None:
-            return [None]
-        fault = Fault(victim=self.fault.victim, rank=self.fault.rank, step=self.fault.step)
-        return [None, fault] if self.fault.baseline else [fault]
 
     def rate_for(self, row: Row, workers: int) -> float | None:
         """Returns the learning rate to pass to a row; None: the row uses the job's own."""

@@ -150,7 +150,10 @@ def _override(values: dict[str, Any], name: str, value: object) -> None:
         table, key = _WITH_TABLE[name]
         content = {key: _listed(value)}
     else:
-        given = _words(str(value)) if name == "arguments" else _listed(value)
+        try:
+            given = shlex.split(str(value)) if name == "arguments" else _listed(value)
+        except ValueError as cause:
+            raise UsageError(f"--arguments {value}: {cause}") from cause
         values |= _converted(Experiment, {name: given}, spelling)
         return
     fresh, there = _converted(_TABLES[table], content, spelling), values.get(table)
@@ -159,14 +162,6 @@ def _override(values: dict[str, Any], name: str, value: object) -> None:
             f"{flag(name)} {value}: the delay is missing; add --straggler KIND:SECONDS, such as pareto:20ms"
         )
     values[table] = _TABLES[table](**fresh) if there is None else msgspec.structs.replace(there, **fresh)
-
-
-def _words(text: str) -> list[str]:
-    """Splits a command line into words; quoted words can contain blanks."""
-    try:
-        return shlex.split(text)
-    except ValueError as cause:
-        raise UsageError(f"--arguments {text}: {cause}") from cause
 
 
 def _listed(value: object) -> object:
@@ -217,21 +212,17 @@ def _value(name: str, value: object, kind: Any, where: str) -> object:
     several = get_origin(kind) is tuple
     given = value if isinstance(value, list) or not several else [value]
     try:
-        given = _measured(name, given)
+        read = _QUANTITIES.get(name)
+        if read is not None and not (name == "step" and isinstance(given, int)):
+            given = [read(each) for each in given] if isinstance(given, list) else read(given)
         text = isinstance(given, str) or (isinstance(given, list) and any(isinstance(x, str) for x in given))
         return msgspec.convert(given, kind, strict=not text, dec_hook=lambda type_, x: type_(x))
     except UsageError as cause:
         raise UsageError(f"{where}: {cause}") from cause
     except (msgspec.ValidationError, TypeError) as cause:
-        raise UsageError(f"{where}: expected {_allowed(kind)}") from cause
-
-
-def _measured(name: str, value: object) -> object:
-    """Converts quantities to numbers."""
-    read = _QUANTITIES.get(name)
-    if read is None or (name == "step" and isinstance(value, int)):
-        return value
-    return [read(each) for each in value] if isinstance(value, list) else read(value)
+        texts = get_origin(kind) is tuple and get_args(kind)[0] is str
+        expected = "text or a list of texts" if texts else allowed(kind)
+        raise UsageError(f"{where}: expected {expected}") from cause
 
 
 def _table(kind: type[Struct], value: object, where: str, name: str) -> Struct:
@@ -242,9 +233,3 @@ def _table(kind: type[Struct], value: object, where: str, name: str) -> Struct:
     if missing:
         raise UsageError(f"[{name}] has no {', '.join(missing)}; add it")
     return kind(**values)
-
-
-def _allowed(kind: Any) -> str:
-    if get_origin(kind) is tuple and get_args(kind)[0] is str:
-        return "text or a list of texts"
-    return allowed(kind)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.config.declaration import flag_words
@@ -16,8 +16,7 @@ Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 """Which workers wait for each other: those around a ring, or as the hub's mode says."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True):
     """One way to train.
 
     Attributes:
@@ -135,77 +134,55 @@ def _spell(values: Mapping[str, object]) -> list[str]:
     return flag_words({name: value for name, value in values.items() if value})
 
 
-ROWS = {
-    row.name: row
-    for row in (
-        Row(name="local", about="one process trains on the whole batch"),
-        Row(name="ring", about="gradients are averaged around a ring; every worker steps", rule="ring"),
-        Row(name="hub-bsp", about="the hub waits for all workers, averages and steps once", rule="bsp"),
-        Row(
-            name="hub-ssp",
-            about="the hub steps on arrival; no worker leads by more than 2 steps",
-            rule="ssp",
-            staleness=2,
-        ),
-        Row(name="hub-asp", about="the hub steps on arrival; no worker waits", rule="asp"),
-        Row(name="hub-aggregate", about="the hub averages; every worker steps", rule="bsp", aggregate=True),
-    )
-}
+def _named(*rows: Row) -> dict[str, Row]:
+    return {row.name: row for row in rows}
+
+
+ROWS = _named(
+    Row("local", "one process trains on the whole batch"),
+    Row("ring", "gradients are averaged around a ring; every worker steps", "ring"),
+    Row("hub-bsp", "the hub waits for all workers, averages and steps once", "bsp"),
+    Row("hub-ssp", "the hub steps on arrival; no worker leads by more than 2 steps", "ssp", staleness=2),
+    Row("hub-asp", "the hub steps on arrival; no worker waits", "asp"),
+    Row("hub-aggregate", "the hub averages; every worker steps", "bsp", aggregate=True),
+)
 """The rows of Hubring that a comparison runs by default."""
 
 WIRED = {
-    f"hub-{wire}": Row(name=f"hub-{wire}", about=f"hub-bsp over {wire}", rule="bsp", transport=wire)
+    f"hub-{wire}": Row(f"hub-{wire}", f"hub-bsp over {wire}", "bsp", transport=wire)
     for wire in ("shm", "zmq", "grpc", "zmq-tcp", "grpc-tcp")
 }
 """The hub over one transport, whatever the experiment sets: for a comparison of transports."""
 
-VARIED = {
-    row.name: row
-    for row in (
-        Row(
-            name="hub-backup",
-            about="the hub does not wait for the slowest worker of a step",
-            rule="backup",
-            backup=1,
-        ),
-        Row(
-            name="hub-colocated",
-            about="hub-bsp with a shard on each worker's host",
-            rule="bsp",
-            colocated=True,
-        ),
-        Row(name="hub-standby", about="hub-bsp with standbys of its processes", rule="bsp", standbys=1),
-        Row(
-            name="ring-heals",
-            about="a ring that goes on without a lost worker",
-            rule="ring",
-            min_workers=1,
-        ),
-    )
-}
+VARIED = _named(
+    Row("hub-backup", "the hub does not wait for the slowest worker of a step", "backup", backup=1),
+    Row("hub-colocated", "hub-bsp with a shard on each worker's host", "bsp", colocated=True),
+    Row("hub-standby", "hub-bsp with standbys of its processes", "bsp", standbys=1),
+    Row("ring-heals", "a ring that goes on without a lost worker", "ring", min_workers=1),
+)
 """Other ways to run a hub or a ring."""
 
 CODECS = ("bf16", "fp16", "int8", "sign", "topk:0.01", "powersgd:4")
 
-
-def _coded(way: str, codec: str) -> Row:
-    """Returns the ring, or the synchronous hub, with compressed gradients."""
-    return Row(
-        name=f"{way}-{codec}",
-        about=f"{'ring' if way == 'ring' else 'hub-bsp'} with gradients sent as {codec}",
-        rule="ring" if way == "ring" else "bsp",
-        codec=codec,
+CODED = _named(
+    *(
         # PowerSGD's two rounds produce a mean for the workers' own optimizers.
-        aggregate=way == "hub" and codec.startswith("powersgd"),
+        replace(
+            row,
+            name=f"{way}-{codec}",
+            about=f"{row.name} with gradients sent as {codec}",
+            codec=codec,
+            aggregate=row.on_hub and codec.startswith("powersgd"),
+        )
+        for way, row in (("hub", ROWS["hub-bsp"]), ("ring", ROWS["ring"]))
+        for codec in CODECS
     )
-
-
-CODED = {row.name: row for way in ("hub", "ring") for row in (_coded(way, codec) for codec in CODECS)}
+)
 """The synchronous hub and the ring with each codec of gradients."""
 
 OURS = ROWS | WIRED | VARIED | CODED
 
-EVERY = OURS | {peer.name: Row(name=peer.name, about=peer.about, peer=peer) for peer in PEERS.values()}
+EVERY = OURS | _named(*(Row(peer.name, peer.about, peer=peer) for peer in PEERS.values()))
 """All rows including peers, some of which need their own libraries."""
 
 

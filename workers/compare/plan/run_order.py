@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+
+from msgspec import Struct
 
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.row import Row
@@ -22,8 +23,7 @@ AGAIN = "hub-bsp"
 """The row that runs a second time, if the experiment has it: the parameters must be identical bit by bit."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
+class PlannedRun(Struct, frozen=True):
     """One training.
 
     Attributes:

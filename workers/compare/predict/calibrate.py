@@ -22,6 +22,8 @@ from pathlib import Path
 from statistics import median, quantiles
 
 import torch
+from msgspec import convert
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -133,14 +135,11 @@ def own_step(job: str) -> tuple[float, float, float]:
             process.end(0.0)
         if process.code:
             raise ProcessFailed(f"{job} {process.ended}; its error output:\n{process.err.read_text()}")
-        return _middle([json.loads(line) for line in record.read_text().splitlines()])
-
-
-def _middle(record: list[dict[str, float]]) -> tuple[float, float, float]:
-    """Uses only steps that follow a step; after a measurement of the model, its time would be included."""
+        reports = [json.loads(line) for line in record.read_text().splitlines()]
+    # Only steps that follow a step: after a measurement of the model, its time would be included.
     steps = [
         after["seconds"] - before["seconds"]
-        for before, after in pairwise(record)
+        for before, after in pairwise(reports)
         if "samples" in before and "samples" in after
     ]
     if len(steps) < 4:
@@ -186,7 +185,10 @@ def calibrate(
         _ring(measured, turns)
         if address is not None:
             report(f"the link to {address}")
-            _link(measured, turns, address)
+            with closing(pair.ShardConnection("zmq", address)) as line:
+                for _ in range(turns):
+                    measured["link.alpha"].append(_timed(line.exchange_small, SMALL_TIMES) / 2)
+                    measured["link.beta"].append(_streaming(line))
     finally:
         torch.set_num_threads(threads)
     return constants_of({name: values[1:] for name, values in measured.items()})
@@ -195,12 +197,9 @@ def calibrate(
 def constants_of(measured: Mapping[str, list[float]]) -> Constants:
     """Returns the medians of all measurements; figures have the names of `Constants.spread`."""
     value = {name: median(values) for name, values in measured.items()}
+    costs = ("alpha", "beta", "cpu")
     wires = {
-        name: WireCosts(
-            alpha=value[f"{name}.alpha"],
-            beta=value.get(f"{name}.beta", 0.0),
-            cpu=value.get(f"{name}.cpu", 0.0),
-        )
+        name: convert({cost: value.get(f"{name}.{cost}", 0.0) for cost in costs}, WireCosts)
         for name in (*TRANSPORTS, "gloo")
     }
     linked = "link.alpha" in measured
@@ -248,26 +247,14 @@ def _transports(measured: Measured, turns: int) -> None:
     with pair.lines(TRANSPORTS) as (shard, lines):
         for _ in range(turns):
             for name, line in lines.items():
-                seconds = _timed(line.exchange_small, SMALL_TIMES)
-                measured[f"{name}.alpha"].append(seconds / 2)
-                if name != "shm":  # shm moves no bytes
-                    _stream(measured, name, shard, line)
-
-
-def _stream(measured: Measured, name: str, shard: pair.Partner, line: pair.ShardConnection) -> None:
-    before = shard.cpu()
-    seconds = _streaming(line)
-    used = (shard.cpu() - before) / LARGE_TIMES / pair.LARGE_BYTES
-    measured[f"{name}.beta"].append(seconds)
-    # Averaging one gradient is a copy.
-    measured[f"{name}.cpu"].append(max(0.0, used - median(measured["copy"])) / 2)
-
-
-def _link(measured: Measured, turns: int, address: str) -> None:
-    with closing(pair.ShardConnection("zmq", address)) as line:
-        for _ in range(turns):
-            measured["link.alpha"].append(_timed(line.exchange_small, SMALL_TIMES) / 2)
-            measured["link.beta"].append(_streaming(line))
+                measured[f"{name}.alpha"].append(_timed(line.exchange_small, SMALL_TIMES) / 2)
+                if name == "shm":  # which moves no bytes
+                    continue
+                before = shard.cpu()
+                measured[f"{name}.beta"].append(_streaming(line))
+                used = (shard.cpu() - before) / LARGE_TIMES / pair.LARGE_BYTES
+                # Averaging one gradient is a copy.
+                measured[f"{name}.cpu"].append(max(0.0, used - median(measured["copy"])) / 2)
 
 
 def _ring(measured: Measured, turns: int) -> None:
@@ -323,18 +310,18 @@ def _figures(constants: Constants) -> dict[str, float]:
     found = {"copy": constants.copy, "reduce": constants.reduce, "serve": constants.serve}
     found |= {f"apply.{name}": value for name, value in constants.apply.items()}
     for name, wire in constants.wires.items():
-        figures = {"alpha": wire.alpha, "beta": wire.beta, "cpu": wire.cpu}
-        found |= {f"{name}.{figure}": value for figure, value in figures.items() if value}
+        found |= {f"{name}.{figure}": value for figure, value in asdict(wire).items() if value}
     if (link := constants.link) is not None:
         found |= {"link.latency": link.latency} | ({} if link.rate is None else {"link.rate": link.rate})
     return found | ({} if constants.compute is None else {"compute": constants.compute})
 
 
+_UNITS = {"compute": (1e3, "ms per step"), "link.rate": (1e-9, "Gbit/s")}
+
+
 def _unit(name: str) -> tuple[float, str]:
-    if name == "compute":
-        return 1e3, "ms per step"
-    if name == "link.rate":
-        return 1e-9, "Gbit/s"
+    if name in _UNITS:
+        return _UNITS[name]
     if name.endswith(("alpha", "latency")) or name == "serve":
         return 1e6, "us a message"
     return 1e9, "ns a byte"

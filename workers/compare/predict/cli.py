@@ -43,8 +43,16 @@ def calibrate(
     Takes about ten seconds and shows medians with their spread. Measure on an idle machine.
     """
     if serve is not None:
+        from hubring.ps.core.errors import UsageError
+        from hubring.workers.compare.predict import pair
+
         idle = [name for name, value in {"--peer": peer, "--job": job}.items() if value is not None]
-        return _serve(serve, insecure, idle)
+        if idle:
+            raise UsageError(
+                f"--serve measures nothing, so it excludes {' and '.join(idle)}; remove one of them"
+            )
+        pair.serve_link(serve, insecure=insecure)
+        return {"served": serve, "exit_code": 0}
     return _calibrate(out, turns, job, peer)
 
 
@@ -115,16 +123,6 @@ def predict(**options: Any) -> dict[str, Any]:
         calibration |= {"cluster": cluster.name, "gpus_per_node": cluster.gpus, "sources": cluster.sources}
         calibration |= {"host": about}
     return {"calibration": calibration, **to_builtins(answer), "exit_code": 0}
-
-
-def _serve(host: str, insecure: bool, idle: list[str]) -> dict[str, Any]:
-    from hubring.ps.core.errors import UsageError
-    from hubring.workers.compare.predict import pair
-
-    if idle:
-        raise UsageError(f"--serve measures nothing, so it excludes {' and '.join(idle)}; remove one of them")
-    pair.serve_link(host, insecure=insecure)
-    return {"served": host, "exit_code": 0}
 
 
 def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict[str, Any]:

@@ -195,10 +195,6 @@ class HubExchange(Struct, frozen=True, kw_only=True):
         served = max(first + serving, entering + computed)
         return max(served + first, first + computed + leaving, working + first)
 
-    def carriers(self, workers: int) -> TransferSeconds:
-        """Returns the time of the busiest of each carrier if `workers` exchange."""
-        return self.own_by.beside(self.shared_by.times(workers))
-
     def sway(self, workers: int) -> float:
         """Returns the most that jitter adds there and back: the mean maximum of uniform draws."""
         return 2 * self.jitter * (workers - 1) / (workers + 1)

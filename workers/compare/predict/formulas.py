@@ -118,10 +118,10 @@ class ExchangeCosts(Struct, frozen=True):
         around = [self._ring_rounds(*each, wire.alpha, carrying.seconds) for each in passes]
         # The receivers of a broadcast all say at once that they wait.
         down = levels * (wire.alpha + task.link.latency) + task.link.latency if levels else 0.0
-        copying = shards.copies * self._copy if workers > 1 else 0.0
+        copying = shards.copies * self._by_each_worker(self.constants.copy) if workers > 1 else 0.0
         return HubExchange(
             latency=sum(around) + down,
-            after=copying + most * self._own_step,
+            after=copying + most * self._by_each_worker(self.constants.step(task.optimizer)),
             cores=self._core_seconds(workers * (passing + spread_out) * wire.cpu),
             own_by=carrying.times(moved),
             burst=task.burst,
@@ -221,15 +221,35 @@ class ExchangeCosts(Struct, frozen=True):
     def _by_wire(self, servers: int, name: str, slice_bytes: int, *, steps: bool) -> HubExchange:
         task, wire = self.task, self.constants.wire(name)
         found = task.cut(servers, slice_bytes)
+        way = self._wired(servers, name, found, 1.0, 2 * wire.cpu, steps=steps)
         moved = found.part * task.moved
         return replace(
-            self._served(servers, found, 2 * wire.cpu, steps=steps),
-            latency=2 * (wire.alpha + task.link.latency) + task.incast(self.workers, moved),
-            jitter=task.link.jitter,
-            own_by=a_byte(wire, task.link, sharing=task.sharing).times(task.moved),
+            way,
+            latency=way.latency + task.incast(self.workers, moved),
             shared_by=a_byte(wire, task.link, self._lines(name)).times(moved),
-            burst=task.burst,
             spread=spread(moved, task.link),
+        )
+
+    def _wired(
+        self, servers: int, name: str, found: Cut, share: float, moving: float, *, steps: bool
+    ) -> HubExchange:
+        """Returns a hub over a wire without the servers' links.
+
+        Args:
+            servers: Number of shards.
+            name: The wire.
+            found: The busiest server's part.
+            share: Bytes that a worker's host moves over its link each way, as a share of the model.
+            moving: As in `_served`.
+            steps: As in `_served`.
+        """
+        task, wire = self.task, self.constants.wire(name)
+        return replace(
+            self._served(servers, found, moving, steps=steps),
+            latency=2 * (wire.alpha + task.link.latency),
+            jitter=task.link.jitter,
+            own_by=a_byte(wire, task.link, sharing=task.sharing).times(share * task.moved),
+            burst=task.burst,
         )
 
     def _in_memory(self, servers: int, *, steps: bool, shows: bool) -> HubExchange:
@@ -237,7 +257,7 @@ class ExchangeCosts(Struct, frozen=True):
         task, servers = self.task, min(servers, self.constants.cores)
         size = task.slice_bytes or slicing.in_memory(task.nbytes, servers, task.tensors)
         served = self._served(servers, task.cut(servers, size), 0.0, steps=steps)
-        after = served.after if shows else self._copy + served.after
+        after = served.after if shows else self._by_each_worker(self.constants.copy) + served.after
         return replace(served, latency=2 * self.constants.wire("shm").alpha, after=after)
 
     def colocated(self, name: str, *, steps: bool) -> HubExchange:
@@ -246,16 +266,9 @@ class ExchangeCosts(Struct, frozen=True):
         Each way, a host's link carries its worker's pushes to other shards and its shard's answers to other
         workers: (n-1)/n of the model each. Both share the link, so their times add up.
         """
-        task, workers, wire = self.task, self.workers, self.constants.wire(name)
-        share = 2 * (workers - 1) / workers
-        found = task.cut(workers, task.slice_bytes or slice_sizes.SIZES[0])
-        return replace(
-            self._served(workers, found, share * wire.cpu, steps=steps),
-            latency=2 * (wire.alpha + task.link.latency),
-            jitter=task.link.jitter,
-            own_by=a_byte(wire, task.link, sharing=task.sharing).times(share * task.moved),
-            burst=task.burst,
-        )
+        workers, share = self.workers, 2 * (self.workers - 1) / self.workers
+        found = self.task.cut(workers, self.task.slice_bytes or slice_sizes.SIZES[0])
+        return self._wired(workers, name, found, share, share * self.constants.wire(name).cpu, steps=steps)
 
     def _served(self, servers: int, found: Cut, moving: float, *, steps: bool) -> HubExchange:
         """Returns what a hub computes, without what the bytes take on their way.
@@ -274,20 +287,10 @@ class ExchangeCosts(Struct, frozen=True):
             serve=load * constants.reduce + found.count * constants.serve,
             close=load * max(0.0, closing),
             slices=found.slices,
-            after=0.0 if steps else self._own_step,
+            after=0.0 if steps else self._by_each_worker(self.constants.step(task.optimizer)),
             cores=self._core_seconds(moving + constants.reduce),
             closing=self._core_seconds(closing),
         )
-
-    @property
-    def _own_step(self) -> float:
-        """The time of the optimizer's step if every worker steps."""
-        return self._by_each_worker(self.constants.step(self.task.optimizer))
-
-    @property
-    def _copy(self) -> float:
-        """The time in which every worker copies the model in memory."""
-        return self._by_each_worker(self.constants.copy)
 
     def _by_each_worker(self, each: float) -> float:
         """Returns the time of all bytes at every worker, of which one takes `each` seconds."""

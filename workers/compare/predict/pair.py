@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from subprocess import PIPE
 from typing import Self
 
@@ -142,11 +142,8 @@ def lines(names: tuple[str, ...]) -> Iterator[tuple[Partner, Mapping[str, ShardC
     with ExitStack() as stack:
         shard = stack.enter_context(Partner("shard", "127.0.0.1"))
         addresses = json.loads(shard.hear())
-        opened = {}
-        for name in names:
-            opened[name] = ShardConnection(name, addresses[name])
-            stack.callback(opened[name].close)
-        yield shard, opened
+        opened = ((name, ShardConnection(name, addresses[name])) for name in names)
+        yield shard, {name: stack.enter_context(closing(line)) for name, line in opened}
 
 
 @contextmanager
@@ -212,33 +209,25 @@ def open_shard(host: str) -> tuple[ShardLoop, dict[str, str]]:
 
 def _serve(host: str) -> None:
     loop, addresses = open_shard(host)
-    threading.Thread(target=_obey, args=(json.dumps(addresses), _nothing, loop.stop), daemon=True).start()
+    threading.Thread(target=_obey, args=(json.dumps(addresses), loop.stop), daemon=True).start()
     loop.run()
 
 
 def _reduce(directory: str) -> None:
     ring = open_ring(1, directory)
-
-    def act(order: str) -> None:
-        times, numel = (int(word) for word in order.split())
-        reduce(ring, torch.zeros(numel), times)
-
-    _obey("ready", act, ring.close)
+    _obey("ready", ring.close, ring)
 
 
-def _obey(ready: str, act: Callable[[str], None], end: Callable[[], None]) -> None:
+def _obey(ready: str, end: Callable[[], None], ring: Ring | None = None) -> None:
     print(ready, flush=True)
     while line := sys.stdin.readline().strip():
         if line == "cpu":
             print(time.process_time(), flush=True)
-        else:
-            act(line)
+        elif ring is not None:
+            times, numel = map(int, line.split())
+            reduce(ring, torch.zeros(numel), times)
             print("done", flush=True)
     end()
-
-
-def _nothing(order: str) -> None:
-    raise ValueError(f"a shard does not support {order!r}; expected cpu")
 
 
 def main() -> None:

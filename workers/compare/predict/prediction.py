@@ -62,9 +62,9 @@ def read_row(row: str | Row) -> Row:
     """
     name = row if isinstance(row, str) else row.name
     if name in (*RINGS, *SHARDED, *NCCL):
-        return Row(name=name, about="", rule="ring")
+        return Row(name, "", "ring")
     if name in HUBS:
-        return Row(name=name, about="", rule="bsp", transport="zmq")
+        return Row(name, "", "bsp", transport="zmq")
     if isinstance(row, str):
         if name not in OURS:
             known = ", ".join((*OURS, *RINGS, *SHARDED, *NCCL, *HUBS))
@@ -181,8 +181,10 @@ def predict(
         UsageError: There is no model of the row, or the calibration lacks a constant.
     """
     row = read_row(row)
-    if row.rule is None:
-        setting = _of_one(setting)
+    if row.rule is None:  # its own slowness, and all compute
+        slow = ROWS["local"].meets(setting).straggler
+        here = None if slow is None else replace(slow, ranks=())
+        setting = Setting(workers=1, straggler=here, compute=setting.compute_of(1))
     if row.backup and setting.workers <= row.backup:
         raise UsageError(
             f"row {row.name} needs at least {row.backup + 1} workers, not {setting.workers}; pass"
@@ -193,7 +195,11 @@ def predict(
     # Those that exchange at the same time over shared links; a ring's links are its own.
     crowd = setting.workers if row.rule in ("bsp", "backup") else 1
     exchange = way.lockstep(crowd)
-    shown = computing - _hidden(way, crowd, setting, job, computing + exchange)
+    # An emulated device sleeps, so its whole backward leaves the cores to the exchange.
+    backward = job.overlap * job.compute + (1 - FORWARD_SHARE) * (setting.compute or 0.0)
+    busiest = way.overlapping * max(way.moving(crowd), way.serving(crowd), way.working(crowd))
+    rest = computing + exchange - backward - busiest
+    shown = computing - hidden(busiest, backward, rest, job.nbytes, job.tensors)
     found = _found(row, setting, way, shown, steps, seeds)
     parts = _parts(way, crowd)
     step = found.step_seconds
@@ -262,13 +268,6 @@ def _calibrated(constants: Constants, row: Row, setting: Setting, job: Predicted
     return rate > constants.fastest(_wire(row, setting, job)), False
 
 
-def _of_one(setting: Setting) -> Setting:
-    """Returns the part of a setting that affects a single process: its own slowness, and all compute."""
-    slow = ROWS["local"].meets(setting).straggler
-    here = None if slow is None else replace(slow, ranks=())
-    return Setting(workers=1, straggler=here, compute=setting.compute_of(1))
-
-
 def _found(
     row: Row, setting: Setting, way: HubExchange, compute: float, steps: int, seeds: Sequence[int]
 ) -> StepForecast:
@@ -295,16 +294,8 @@ def _found(
     )
 
 
-def _hidden(way: HubExchange, crowd: int, setting: Setting, job: PredictedJob, step: float) -> float:
-    """Returns the part of the exchange that overlaps with backward: at most all groups but the last."""
-    # An emulated device sleeps, so its whole backward leaves the cores to the exchange.
-    backward = job.overlap * job.compute + (1 - FORWARD_SHARE) * (setting.compute or 0.0)
-    busiest = way.overlapping * max(way.moving(crowd), way.serving(crowd), way.working(crowd))
-    return hidden(busiest, backward, step - backward - busiest, job.nbytes, job.tensors)
-
-
 def _parts(way: HubExchange, crowd: int) -> dict[str, float]:
-    moving = way.carriers(crowd)
+    moving = way.own_by.beside(way.shared_by.times(crowd))
     return {
         LINK: moving.link,
         THREAD: moving.thread,

@@ -240,8 +240,14 @@ def show_answer(answer: PredictionAnswer, constants: Constants, calibration: str
     console.print(table)
     for note in _notes(answer, constants):
         console.print(note, soft_wrap=True)
-    for crossing in answer.crossover:
-        console.print(_crossover(crossing), soft_wrap=True)
+    for found in answer.crossover:
+        by_bytes, never = with_servers(found.by_bytes), f"with no number up to {found.most_servers}"
+        here = never if found.predicted is None else with_servers(found.predicted)
+        console.print(
+            f"{found.workers} workers: by bytes alone hub-bsp is faster than the ring {by_bytes},"
+            f" by this calibration {here}",
+            soft_wrap=True,
+        )
 
 
 def _question(answer: PredictionAnswer, constants: Constants, calibration: str) -> str:
@@ -308,13 +314,3 @@ def _notes(answer: PredictionAnswer, constants: Constants) -> Iterator[str]:
             f"{THREAD}: not the link but the calibrated host moves the bytes that slowly;"
             " calibrate on the hosts that you will use"
         )
-
-
-def _crossover(each: ServersNeeded) -> str:
-    """Describes the crossover."""
-    by_bytes, never = with_servers(each.by_bytes), f"with no number up to {each.most_servers}"
-    here = never if each.predicted is None else with_servers(each.predicted)
-    return (
-        f"{each.workers} workers: by bytes alone hub-bsp is faster than the ring {by_bytes},"
-        f" by this calibration {here}"
-    )

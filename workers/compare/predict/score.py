@@ -151,9 +151,21 @@ class Score:
     def __init__(self, found: Findings, constants: Constants, job: PredictedJob) -> None:
         self._seeds, self._constants, self._job = found.asked.seeds, constants, job
         self._points = points(found.settings, found.rows)
-        self._calibrating = _calibrating(self._points)
-        self._overheads = self._solve()
-        self._batch = _batch(self._calibrating)
+        # The first plain point of each row.
+        self._calibrating = _firsts((point.row.name, point) for point in self._points if point.plain)
+        cores, rest = constants.cores, [(point, self._rest(point)) for point in self._calibrating]
+        # A single process shows what shrinks with a worker's share.
+        alone = next((seconds for point, seconds in rest if point.alone), None)
+        self._overheads = {
+            point.row.name: Overhead.solve(seconds, point.workers, cores, alone) for point, seconds in rest
+        }
+        # The samples of one step of all workers; in lockstep that is speed times step.
+        batches = (
+            point.samples_per_second * point.step_seconds
+            for point in self._calibrating
+            if point.samples_per_second is not None and point.row.rule in ("ring", "bsp")
+        )
+        self._batch = next(batches, None)
 
     @property
     def calibrated(self) -> set[str]:
@@ -163,12 +175,9 @@ class Score:
     def predictions(self) -> list[Prediction]:
         """Returns each calibrated row's predictions with the measurements, but for runs with a fault."""
         # One point per run: a ring's run counts in several settings that differ in servers.
-        met = ((meets(point.row.name, point.setting), point) for point in self._points)
-        runs = _firsts(
-            ((point.row.name, setting), point)
-            for setting, point in met
-            if point.row.name in self._overheads and setting.fault is None
-        )
+        known = [point for point in self._points if point.row.name in self._overheads]
+        met = [(meets(point.row.name, point.setting), point) for point in known]
+        runs = _firsts(((point.row.name, each), point) for each, point in met if each.fault is None)
         return [self._beside(point) for point in runs]
 
     @staticmethod
@@ -204,17 +213,6 @@ class Score:
             return self.predict(ROWS["hub-bsp"], replace(setting, servers=servers)).step_seconds
 
         return overtaking(hub, self.predict(ROWS["ring"], setting).step_seconds, setting.workers)
-
-    # Calibration.
-
-    def _solve(self) -> dict[str, Overhead]:
-        """Returns each row's overhead; a single process shows what shrinks with a worker's share."""
-        cores = self._constants.cores
-        rest = [(point, self._rest(point)) for point in self._calibrating]
-        alone = next((seconds for point, seconds in rest if point.alone), None)
-        return {
-            point.row.name: Overhead.solve(seconds, point.workers, cores, alone) for point, seconds in rest
-        }
 
     def _rest(self, point: MeasuredPoint) -> float:
         """Returns the time of a step besides exchange and emulated compute."""
@@ -256,24 +254,6 @@ def _firsts(found: Iterable[tuple[Hashable, MeasuredPoint]]) -> list[MeasuredPoi
     for key, point in found:
         firsts.setdefault(key, point)
     return list(firsts.values())
-
-
-def _calibrating(found: Sequence[MeasuredPoint]) -> list[MeasuredPoint]:
-    """Returns the first plain point of each row."""
-    return _firsts((point.row.name, point) for point in found if point.plain)
-
-
-def _batch(found: Sequence[MeasuredPoint]) -> float | None:
-    """Returns the samples of one step of all workers; in lockstep that is speed times step.
-
-    None if no row in lockstep was measured.
-    """
-    batches = (
-        point.samples_per_second * point.step_seconds
-        for point in found
-        if point.samples_per_second is not None and point.row.rule in ("ring", "bsp")
-    )
-    return next(batches, None)
 
 
 def scaling(settings: Sequence[Setting], rows: Sequence[RowResult]) -> list[Scaling]:

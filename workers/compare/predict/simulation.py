@@ -229,15 +229,6 @@ class Pushes(NamedTuple):
     def where(self, chosen: NDArray[np.bool_]) -> Pushes:
         return Pushes(self.ranks[chosen], self.heads[chosen], self.tails[chosen])
 
-    def not_before(self, head: float, tail: float) -> Pushes:
-        """Returns the pushes with answers no earlier than this moment."""
-        late = self.tails < tail
-        return Pushes(
-            self.ranks,
-            np.where(late, np.maximum(self.heads, head), self.heads),
-            np.where(late, tail, self.tails),
-        )
-
 
 class Staleness:
     """SSP's rule (Ho et al., NIPS 2013): a worker that pushed c gradients reads once all have pushed c - s.
@@ -277,8 +268,10 @@ class Staleness:
         self._slowest = int(self.counts.min())
         ranks = np.flatnonzero(self._held & (self.counts - (self._bound or 0) <= self._slowest))
         self._held[ranks] = False
-        held = Pushes(ranks, self._heads[ranks], self._tails[ranks])
-        return held.not_before(float(pushes.heads[last]), float(pushes.tails[last]))
+        heads, tails = self._heads[ranks], self._tails[ranks]
+        head, tail = pushes.heads[last], pushes.tails[last]
+        # None is answered earlier than the last one.
+        return Pushes(ranks, np.where(tails < tail, np.maximum(heads, head), heads), np.maximum(tails, tail))
 
 
 class AsynchronousWorkers:

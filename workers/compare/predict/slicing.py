@@ -16,6 +16,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from math import ceil
 
+import numpy as np
 from msgspec import Struct
 
 from hubring.ps.core.timing import fastest
@@ -160,9 +161,7 @@ def hidden(busy: float, backward: float, rest: float, nbytes: int, tensors: tupl
     """
     if not (busy > 0 and backward > 0):
         return 0.0
-    found = {
-        size: shown(busy, backward, _groups(nbytes, tensors, size), even=not tensors) for size in GROUP_BYTES
-    }
+    found = {size: shown(busy, backward, _groups(nbytes, tensors, size)) for size in GROUP_BYTES}
     chosen = fastest({size: rest + backward + seconds for size, seconds in found.items()})
     return busy - found[chosen]
 
@@ -172,26 +171,18 @@ def _groups(nbytes: int, tensors: tuple[int, ...], most: int) -> tuple[int, ...]
     return tuple(filled(bucket_sizes(nbytes, tensors), most))
 
 
-def shown(busy: float, backward: float, groups: Sequence[int], *, even: bool = False) -> float:
+def shown(busy: float, backward: float, groups: Sequence[int]) -> float:
     """Returns the seconds that an exchange lasts beyond backward.
 
     Args:
         busy: Seconds of the whole exchange.
         backward: Seconds of backward; gradients are ready in proportion to their bytes.
         groups: Bytes of each group in the order of backward, at least one.
-        even: All groups but the last are equal.
     """
-    total, count = sum(groups), len(groups)
-    # With equal groups the end is linear in the first group without a pause, so it is latest at an end.
-    firsts = {0, max(0, count - 2), count - 1} if even else range(count)
-
-    def end(first: int) -> float:
-        """Returns when the exchange ends if it has no pause from this group on."""
-        done = sum(groups[:first])
-        later = total - done - groups[first]
-        return (busy * (total - done) - backward * later) / total
-
-    return max(end(first) for first in firsts)
+    sizes = np.array(groups, float)
+    left = sizes[::-1].cumsum()[::-1]
+    # The exchange ends when it would if it had no pause from some group on.
+    return float((busy * left - backward * (left - sizes)).max() / left[0])
 
 
 _PLAIN, _COMMON, _UNIT = 9_930, 4_810, 523

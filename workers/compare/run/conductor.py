@@ -16,7 +16,7 @@ from hubring.ps.core.timing import ClockOffset
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.run import noise
 from hubring.workers.compare.run.follower import FollowerHandle, RemoteProgram
-from hubring.workers.compare.run.link import Hello, Over
+from hubring.workers.compare.run.link import Hello, Listen, Over
 from hubring.workers.compare.run.meeting import LauncherTask, describe_task, invite
 from hubring.workers.compare.run.noise import NoiseListener, RunNoise
 from hubring.workers.peers.processes import LocalProcess, RunProcess, StartProgram
@@ -29,7 +29,7 @@ _SHOWN = ("processor", "cores", "gpus", "system")
 
 
 class Conductor:
-    """The tasks as hosts of a run, and as a `hubring.workers.compare.run.site.RunSite` of many machines.
+    """The tasks as hosts of a run, and what `site.ThisMachine` is for one machine.
 
     Args:
         members: First messages of the tasks, by rank.
@@ -148,7 +148,7 @@ class Conductor:
         self._used.clear()
         here = NoiseListener()
         for member in self._followers.values():
-            member.listen()
+            member.order(Listen())
 
         def heard() -> list[RunNoise]:
             samples = {0: here.sample()} | {rank: each.sample() for rank, each in self._followers.items()}

@@ -204,12 +204,8 @@ class FollowerHandle:
             pass
         return self._codes.get(name)
 
-    def listen(self) -> None:
-        """Orders it to measure noise; raises as `order`."""
-        self.order(Listen())
-
     def sample(self) -> ProcessCounts:
-        """Returns its noise counts since `listen`; raises as `code`."""
+        """Returns its noise counts since it got `Listen`; raises as `code`."""
         self.order(Tell())
         return self._answer(Counted).sample
 

@@ -15,7 +15,6 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -36,8 +35,7 @@ ONE_MACHINE = {"mpi", "ray"}
 """Rows that start all of their workers on one machine."""
 
 
-@dataclass(frozen=True, slots=True)
-class LauncherTask:
+class LauncherTask(Struct, frozen=True):
     """One of several tasks.
 
     Attributes:

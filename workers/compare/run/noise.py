@@ -68,18 +68,15 @@ class RunNoise(Struct, frozen=True):
                 of other rows do not count, because a processor clocks by how many of its cores are busy.
                 None: not known.
         """
-        found = self._disturbance(fastest)
-        return f"{found} on {self.machine}" if found and self.machine else found
-
-    def _disturbance(self, fastest: float | None) -> str:
+        there = f" on {self.machine}" if self.machine else ""
         if (self.stolen or 0.0) > STOLEN:
-            return f"the hypervisor took {self.stolen:.0%} of the machine"
+            return f"the hypervisor took {self.stolen:.0%} of the machine{there}"
         if self.cores is not None and self.cores[1] > FOREIGN * max(FEWEST_CORES, self.cores[0]):
-            return f"other programs used {self.cores[1]:.1f} cores and the run {self.cores[0]:.1f}"
+            return f"other programs used {self.cores[1]:.1f} cores and the run {self.cores[0]:.1f}{there}"
         if (self.stalled or 0.0) > STALLED:
-            return f"programs waited for memory during {self.stalled:.0%} of the time"
+            return f"programs waited for memory during {self.stalled:.0%} of the time{there}"
         if self.megahertz and fastest and self.megahertz < SLOWED * fastest:
-            return f"the processor ran at {self.megahertz / fastest:.0%} of its rate in equal runs"
+            return f"the processor ran at {self.megahertz / fastest:.0%} of its rate in equal runs{there}"
         return ""
 
 

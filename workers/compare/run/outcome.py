@@ -10,12 +10,12 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from msgspec import ValidationError, convert, to_builtins
+from msgspec import Struct, ValidationError, convert, to_builtins
+from msgspec.structs import FieldInfo, fields
 
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.workers.compare.plan.run_order import PlannedRun
@@ -34,8 +34,7 @@ EARLY = 20
 """Steps after which parameters are first saved; rounding errors are still small then."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunOutcome:
+class RunOutcome(Struct, frozen=True, kw_only=True, dict=True):
     """A finished run.
 
     Attributes:
@@ -75,10 +74,6 @@ class RunOutcome:
         """Whether gradients or parameters stopped being finite."""
         return divergence(self.results, self.server) is not None
 
-    def audit(self, rank: int) -> Path:
-        """Returns the file with a worker's sampled steps; it can be missing."""
-        return audit_file(self.folder, rank)
-
     @property
     def parameters(self) -> Path:
         """File of the final parameters; it can be missing after a failed run."""
@@ -104,7 +99,7 @@ class RunOutcome:
         write_whole(self.folder / FILE, json.dumps(content, indent=1))
 
 
-def _kept() -> tuple[Field[Any], ...]:
+def _kept() -> tuple[FieldInfo, ...]:
     """Returns the fields that the file has as they are: those after the run and its folder."""
     return fields(RunOutcome)[2:]
 
@@ -151,8 +146,8 @@ def read(folder: Path, run: PlannedRun) -> RunOutcome:
         HubringError: The file is damaged.
     """
     try:
-        content, types = json.loads((folder / FILE).read_text()), get_type_hints(RunOutcome)
-        kept = {each.name: convert(content[each.name], types[each.name]) for each in _kept()}
+        content = json.loads((folder / FILE).read_text())
+        kept = {each.name: convert(content[each.name], each.type) for each in _kept()}
         return RunOutcome(run=run, folder=folder, **kept)
     except (ValueError, KeyError, TypeError, ValidationError) as cause:
         raise HubringError(f"{folder / FILE} is damaged ({cause}); delete it to repeat the run") from cause

@@ -7,37 +7,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from hubring.ps.config.declaration import flag_words
 from hubring.ps.config.values import is_loopback
 from hubring.ps.process.launch import module_command
 from hubring.workers.compare.plan.experiment import PLACEHOLDER, Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun
+from hubring.workers.compare.run.conductor import Conductor
 from hubring.workers.compare.run.outcome import EARLY, audit_file
+from hubring.workers.compare.run.site import LocalHosts
 from hubring.workers.peers.rows import PeerRow, mpirun
 from hubring.workers.runtime.slowdown import SlowdownSettings
 
-
-class Hosts(Protocol):
-    """The hosts of programs; see `compare.run.site` and `compare.run.conductor`."""
-
-    @property
-    def apart(self) -> bool:
-        """Whether each program has its own host, which others reach only by address."""
-
-    def local_rank(self, rank: int) -> int:
-        """Returns a worker's number among those of its host."""
-
-    def command(self, role: str, argv: Sequence[str]) -> list[str]:
-        """Returns the command that runs a program on its role's host."""
-
-    def address(self, role: str) -> str:
-        """Returns the address of a role's host for the others."""
+Hosts = LocalHosts | Conductor
+"""The hosts of programs."""
 
 
 class Program(NamedTuple):
@@ -47,8 +35,7 @@ class Program(NamedTuple):
     argv: list[str]
 
 
-@dataclass(frozen=True, slots=True)
-class PeerPrograms:
+class PeerPrograms(Struct, frozen=True):
     """The programs of one run of a peer.
 
     Attributes:
@@ -124,8 +111,7 @@ class PeerPrograms:
         return self.folder / f"result {rank}.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
+class Programs(Struct, frozen=True):
     """The programs of one run.
 
     Attributes:
@@ -174,21 +160,22 @@ class Programs:
         if self.experiment.slice_bytes is not None:
             flags["slice-bytes"] = self.experiment.slice_bytes
         words = flag_words({**flags, "address-file": self.address_file, "trace": self.traces})
-        words = ["start", "--once", "--no-page", *self._listening("server"), *words, *row.server]
-        return self.hosts.command("server", module_command("hubring.ps.cli", *words))
+        return self._server(
+            "server", "start", "--once", "--no-page", *self._listening("server"), *words, *row.server
+        )
 
     def shard(self, number: int, server: str) -> list[str]:
         """Returns the command of a shard on another host."""
         role = f"shard {number}"
         flags = flag_words({"shards": 1, "trace": self.traces})
-        words = ["start", "--join", server, *flags, *self._listening(role)]
-        return self.hosts.command(role, module_command("hubring.ps.cli", *words))
+        return self._server(role, "start", "--join", server, *flags, *self._listening(role))
 
     def status(self, server: str) -> list[str]:
         """Returns the command that prints the server's status."""
-        return self.hosts.command(
-            "server", module_command("hubring.ps.cli", "status", server, *self._plain("server"))
-        )
+        return self._server("server", "status", server, *self._plain("server"))
+
+    def _server(self, role: str, *words: str) -> list[str]:
+        return self.hosts.command(role, module_command("hubring.ps.cli", *words))
 
     def worker(self, rank: int, server: str | None) -> list[str]:
         """Returns the command of a worker."""

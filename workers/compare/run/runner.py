@@ -17,20 +17,22 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from hubring.ps.core.errors import HubringError
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Fault
 from hubring.workers.compare.run import timeline
+from hubring.workers.compare.run.conductor import Conductor
 from hubring.workers.compare.run.outcome import Line, RunOutcome, digest, divergence, latest
 from hubring.workers.compare.run.programs import Programs
-from hubring.workers.compare.run.site import RunSite, ThisMachine
+from hubring.workers.compare.run.site import ThisMachine
 from hubring.workers.peers.processes import (
     Lifeline,
     ProcessFailed,
@@ -119,8 +121,7 @@ Results = list[Mapping[str, Any] | None]
 """Last lines of the workers, by rank."""
 
 
-@dataclass(frozen=True, slots=True)
-class Runner:
+class Runner(Struct, frozen=True):
     """Runs trainings, all rows in the same way.
 
     Attributes:
@@ -131,7 +132,7 @@ class Runner:
 
     experiment: Experiment
     lifeline: Lifeline | None = None
-    site: RunSite = ThisMachine()  # noqa: RUF009 - it holds nothing
+    site: ThisMachine | Conductor = ThisMachine()
 
     def busy(self) -> list[str]:
         """Returns the site's machines that are not idle before the first run."""
@@ -155,7 +156,10 @@ class Runner:
         with self.site.hosts(run.setting) as machines:
             programs = Programs(self.experiment, run, folder.absolute(), machines)
             programs.write_hardship()
-            with self._processes(run, folder) as processes:
+            threads = self.experiment.threads or self.site.threads(run.setting.workers)
+            own, timeout = clean_environment(threads), self.experiment.timeout
+            started = RunProcesses(folder, own, timeout, self.lifeline, self.site.starter(threads))
+            with started as processes:
                 server, team = _start(programs, processes)
                 try:
                     _await_end(programs, processes, server, team, progress)
@@ -185,11 +189,6 @@ class Runner:
         )
         outcome.write()
         return outcome
-
-    def _processes(self, run: PlannedRun, folder: Path) -> RunProcesses:
-        threads = self.experiment.threads or self.site.threads(run.setting.workers)
-        own, timeout = clean_environment(threads), self.experiment.timeout
-        return RunProcesses(folder, own, timeout, self.lifeline, self.site.starter(threads))
 
 
 def _empty(folder: Path) -> None:
@@ -241,8 +240,10 @@ def _start(programs: Programs, processes: RunProcesses) -> tuple[RunProcess | No
         address = await_address(processes, programs.address_file)
         for number in range(1, programs.apart + 1):
             processes.start(f"shard {number}", programs.shard(number, address))
-        if programs.apart:
-            _await_shards(programs, processes, address)
+        wanted = programs.run.setting.servers if programs.apart else 0
+        # A job starts with the shards that joined before it.
+        while wanted and len(_status(programs, address).get("shards", ())) < wanted:
+            processes.pause(f"all {wanted} shards")
     ranks = range(programs.workers)
     return server, [processes.start(f"worker {rank}", programs.worker(rank, address)) for rank in ranks]
 
@@ -255,13 +256,6 @@ def _start_peer(programs: Programs, processes: RunProcesses) -> tuple[RunProcess
         await_address(processes, peers.meet)
     team = [processes.start(*each) for each in peers.worker_programs(programs.peer_words)]
     return servers[0] if servers else None, team
-
-
-def _await_shards(programs: Programs, processes: RunProcesses, address: str) -> None:
-    """Waits until all shards have joined: a job starts with the shards that joined before it."""
-    wanted = programs.run.setting.servers
-    while len(_status(programs, address).get("shards", ())) < wanted:
-        processes.pause(f"all {wanted} shards")
 
 
 def _status(programs: Programs, address: str) -> dict[str, Any]:

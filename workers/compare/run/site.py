@@ -13,16 +13,15 @@ import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+
+from msgspec import Struct
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.timing import ClockOffset
 from hubring.workers.compare.plan.setting import BURST_BYTES, Link, Setting
 from hubring.workers.compare.run.noise import NoiseListener, RunNoise, is_idle, of_machine
-from hubring.workers.compare.run.programs import Hosts
 from hubring.workers.compare.run.relay import relay
 from hubring.workers.peers import machine
 from hubring.workers.peers.processes import LocalProcess, StartProgram
@@ -47,8 +46,7 @@ class NetworkFailed(HubringError):
     """A network cannot be built; the message shows the error of `ip` or `tc`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """A namespace with its address for the others."""
 
     name: str
@@ -162,15 +160,14 @@ def _call(*command: str) -> str:
 HERE = "127.0.0.1"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalHosts:
+class LocalHosts(Struct, frozen=True):
     """The hosts of one run by role: "server" (the coordinator and the first shard), "shard 1", "worker 0".
 
     Attributes:
         behind_links: Hosts with links, by role; empty: all programs run on this machine.
     """
 
-    behind_links: Mapping[str, Host] = field(default_factory=dict)
+    behind_links: Mapping[str, Host] = {}
 
     @property
     def apart(self) -> bool:
@@ -229,50 +226,33 @@ def roles_of(setting: Setting) -> list[str]:
     return ["server", *shards, *(f"worker {rank}" for rank in range(setting.workers))]
 
 
-class RunSite(Protocol):
-    """Starts programs and measures noise where they run."""
-
-    def hosts(self, setting: Setting) -> AbstractContextManager[Hosts]:
-        """Provides the hosts of a setting while the block runs."""
-
-    def threads(self, workers: int) -> int:
-        """Returns PyTorch threads per worker, so that no worker has to wait for a core."""
-
-    def starter(self, threads: int) -> StartProgram:
-        """Returns a function that starts a program on its host.
-
-        Args:
-            threads: PyTorch threads of the program.
-        """
-
-    def busy(self) -> list[str]:
-        """Returns the names of the machines that are not idle before the first run."""
-
-    def listen(self) -> Callable[[], Sequence[RunNoise]]:
-        """Starts to measure noise. Call the result for each machine's once the programs have ended."""
-
-    def clocks(self) -> Mapping[str, ClockOffset]:
-        """Measures how far the server's clock is ahead of each machine's, by `name_kernel`."""
-
-
 class ThisMachine:
-    """Runs all programs as children of this process, with or without links."""
+    """Runs all programs as children of this process, with or without links.
 
-    def hosts(self, setting: Setting) -> AbstractContextManager[Hosts]:
+    `hubring.workers.compare.run.conductor.Conductor` has the same methods for many machines.
+    """
+
+    def hosts(self, setting: Setting) -> AbstractContextManager[LocalHosts]:
+        """Provides the hosts of a setting while the block runs."""
         return hosts(setting)
 
     def threads(self, workers: int) -> int:
+        """Returns PyTorch threads per worker, so that no worker has to wait for a core."""
         return max(1, machine.cores() // workers)
 
     def starter(self, threads: int) -> StartProgram:
+        """Returns a function that starts a program with so many PyTorch threads on its host."""
         return LocalProcess
 
     def busy(self) -> list[str]:
+        """Returns the names of the machines that are not idle before the first run."""
         return [] if is_idle() else ["this machine"]
 
     def listen(self) -> Callable[[], Sequence[RunNoise]]:
+        """Starts to measure noise. Call the result for each machine's once the programs have ended."""
         listener = NoiseListener()
         return lambda: [of_machine([listener.sample()])]
 
     def clocks(self) -> Mapping[str, ClockOffset]:
+        """Measures how far the server's clock is ahead of each machine's, by `name_kernel`."""
         return {}

@@ -17,7 +17,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,8 +81,7 @@ def clock_sentence(clocks: Sequence[HostClock]) -> str:
 Event = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Trace:
+class _Trace(Struct, frozen=True):
     """One process: its events, its host, and the offset of its clock; None if it did not measure one."""
 
     events: list[Event]

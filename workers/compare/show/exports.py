@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -58,35 +58,27 @@ def write_mllog(experiment: Experiment, measured: Iterable[tuple[RunOutcome, Num
 
 def _events(experiment: Experiment, job: JobMetric, outcome: RunOutcome, numbers: Numbers) -> Iterator[Event]:
     run = outcome.run
+
+    def event(time_ms: float, key: str, value: object, kind: str = "POINT_IN_TIME", **more: object) -> Event:
+        about = {"label": run.label, "row": run.row.name, **more}
+        event = {"namespace": "", "time_ms": round(time_ms), "event_type": kind}
+        return {**event, "key": key, "value": value, "metadata": about}
+
     start = 1e3 * datetime.fromisoformat(outcome.began).timestamp()
-    about = {"label": run.label, "row": run.row.name}
-    yield _event(start, "submission_benchmark", job.name, about)
-    yield _event(start, "seed", run.seed, about)
+    yield event(start, "submission_benchmark", job.name)
+    yield event(start, "seed", run.seed)
     if experiment.batch is not None:
-        yield _event(start, "global_batch_size", experiment.batch, about)
+        yield event(start, "global_batch_size", experiment.batch)
     rate = experiment.rate_for(run.row, run.setting.workers) or job.learning_rate
     if rate is not None:
-        yield _event(start, "opt_base_learning_rate", rate, about)
+        yield event(start, "opt_base_learning_rate", rate)
     # The wall-clock time of the record's zero is not recorded; it is derived from the length of the run.
     last = max(line["seconds"] for line in outcome.records[0])
     zero = start + 1e3 * max(0.0, outcome.seconds - last)
-    yield _event(zero, "run_start", None, about, "INTERVAL_START")
+    yield event(zero, "run_start", None, "INTERVAL_START")
     for line in outcome.records[0]:
         if job.metric in line:
-            where = {**about, "epoch_num": line.get("epoch"), "step_num": line["step"]}
-            yield _event(zero + 1e3 * line["seconds"], "eval_accuracy", line[job.metric], where)
+            where = {"epoch_num": line.get("epoch"), "step_num": line["step"]}
+            yield event(zero + 1e3 * line["seconds"], "eval_accuracy", line[job.metric], **where)
     status = "success" if numbers["seconds_to_target"] is not None else "aborted"
-    yield _event(zero + 1e3 * last, "run_stop", None, {**about, "status": status}, "INTERVAL_END")
-
-
-def _event(
-    time_ms: float, key: str, value: object, metadata: Mapping[str, object], event_type: str = "POINT_IN_TIME"
-) -> Event:
-    return {
-        "namespace": "",
-        "time_ms": round(time_ms),
-        "event_type": event_type,
-        "key": key,
-        "value": value,
-        "metadata": metadata,
-    }
+    yield event(zero + 1e3 * last, "run_stop", None, "INTERVAL_END", status=status)

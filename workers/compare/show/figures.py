@@ -29,22 +29,18 @@ def drift(gate: Gate) -> str:
     worst: dict[str, dict[str, float]] = {}
     for pair in agreed:
         rows = worst.setdefault(pair.first, {})
-        rows[pair.second] = max(rows.get(pair.second, 0.0), float(pair.final), key=_with_nan_last)
+        both = rows.get(pair.second, 0.0), float(pair.final)
+        rows[pair.second] = math.nan if any(map(math.isnan, both)) else max(both)
     if not worst:
         return ""
-    found = "; ".join(f"from {reference}: {_differences(rows)}" for reference, rows in worst.items())
+    found = "; ".join(
+        f"from {reference}: {', '.join(f'{name} {apart:.2g}' for name, apart in rows.items())}"
+        for reference, rows in worst.items()
+    )
     return (
         f"End drift, the largest differences after the last step, {found}. After {agreed[0].steps} steps rows"
         " must agree; later, training amplifies rounding."
     )
-
-
-def _with_nan_last(value: float) -> float:
-    return math.inf if math.isnan(value) else value
-
-
-def _differences(rows: dict[str, float]) -> str:
-    return ", ".join(f"{name} {apart:.2g}" for name, apart in rows.items())
 
 
 def record_share(findings: Findings) -> str:
@@ -101,9 +97,5 @@ def exchanges(findings: Findings, setting: str) -> list[list[str]]:
 def cells(line: Bandwidth) -> list[str]:
     """Returns cells in the order of `COLUMNS`; a withheld time reads `withheld`."""
     shape = [f"{line.size:,}", f"{line.count:,}", line.type, line.redop]
-    times = [_time(value) for value in (line.time, line.algbw, line.busbw)]
+    times = ["withheld" if value is None else digits(value) for value in (line.time, line.algbw, line.busbw)]
     return [*shape, *times, NOTHING if line.wrong is None else f"{line.wrong:,}"]
-
-
-def _time(value: float | None) -> str:
-    return "withheld" if value is None else digits(value)

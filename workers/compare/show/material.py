@@ -6,8 +6,9 @@ The colours are classes of the style sheet, which has a light and a dark form of
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from hubring.ps.page.kit.chart import Axis, path
 from hubring.workers.compare.findings import Findings, RowResult
@@ -33,8 +34,7 @@ SHAPES = {
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 3", "1 2", "6 2 1 2 1 2", "3 5", "10 2 4 2")
 
 
-@dataclass(frozen=True, slots=True)
-class RowMark:
+class RowMark(Struct, frozen=True):
     """How a row is drawn.
 
     Attributes:
@@ -62,8 +62,7 @@ def marks(rows: Iterable[str]) -> dict[str, RowMark]:
     return {row: RowMark(f"accent-{slot}", DASHES[slot], outlines[slot]) for row, slot in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Spot:
+class Spot(Struct, frozen=True):
     """One point and its interval over seeds."""
 
     x: float
@@ -77,8 +76,7 @@ class Spot:
         return Spot(x, y, y, y)
 
 
-@dataclass(frozen=True, slots=True)
-class RowLine:
+class RowLine(Struct, frozen=True):
     """The line of one row.
 
     Attributes:
@@ -133,8 +131,7 @@ class Rule(NamedTuple):
     row: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Lines:
+class Lines(Struct, frozen=True):
     """The drawing; `lines.html` draws it.
 
     Attributes:
@@ -188,8 +185,7 @@ class MarkedWord(NamedTuple):
     good: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NumberTable:
+class NumberTable(Struct, frozen=True):
     """A table of numbers.
 
     Attributes:
@@ -205,8 +201,7 @@ class NumberTable:
     words: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnFigure:
+class DrawnFigure(Struct, frozen=True):
     """A drawing with its texts.
 
     Attributes:
@@ -228,15 +223,13 @@ class DrawnFigure:
     opened: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(Struct, frozen=True):
     """A setting with its rows, and with rows of other settings that it does not affect.
 
     A ring has no servers and a single process no links, so they run once for all settings that differ only
     in these.
     """
 
-    setting: str
     title: str
     entries: Sequence[RowResult]
 
@@ -249,7 +242,6 @@ def panels(findings: Findings) -> list[Panel]:
     order = {row: place for place, row in enumerate(findings.row_names)}
     return [
         Panel(
-            key,
             words(findings.setting(key)),
             sorted([*findings.under(key), *borrowed[key]], key=lambda entry: order[entry.row]),
         )
@@ -271,8 +263,7 @@ def unaffected(row: str, one: Setting, other: Setting) -> bool:
     return meets(row, one) == meets(row, other)
 
 
-@dataclass(frozen=True, slots=True)
-class PageContent:
+class PageContent(Struct, frozen=True):
     """The findings, and the names and marks of their rows."""
 
     findings: Findings

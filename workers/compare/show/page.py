@@ -6,7 +6,7 @@ Here too is what to trust: the gate, the noise, and everything that is needed to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from math import exp, log
 from statistics import fmean
 from typing import Any
@@ -36,18 +36,16 @@ STEP_WORDS = ("setting", "result", "what is wrong")
 
 def gate(material: PageContent) -> dict[str, Any]:
     """Returns the answer and every pair."""
-    judged, rows = material.findings.gate, material.findings.rows
-    withheld = [each for each in rows if each.withheld is not None]
+    judged = material.findings.gate
     lines = [_line(pair) for pair in sorted(judged.pairs, key=lambda each: each.passed)]
     pairs = NumberTable("All pairs of runs that were compared", HEADS, lines, WORDS)
     checked = [_step_line(each) for each in sorted(judged.steps, key=lambda each: each.passed)]
     steps = NumberTable("All runs whose steps were re-checked", STEP_HEADS, checked, STEP_WORDS)
-    title = "Do the rows agree, and is every step right?"
     advice = [each.advice for each in judged.pairs] + [each.advice for each in judged.steps]
     return {
-        "title": title,
+        "title": "Do the rows agree, and is every step right?",
         "judged": judged,
-        "withheld": withheld,
+        "withheld": [each for each in material.findings.rows if each.withheld is not None],
         "pairs": pairs,
         "steps": steps,
         "advice": list(dict.fromkeys(filter(None, advice))),
@@ -67,15 +65,8 @@ def _line(pair: Pair) -> list[str | MarkedWord]:
 def _step_line(each: StepCheck) -> list[str | MarkedWord]:
     result = MarkedWord("right" if each.passed else "wrong", each.passed)
     wrong = f"step {each.step}: {each.fault}" if each.step else each.fault
-    return [
-        each.row,
-        each.setting,
-        str(each.seed),
-        f"{each.steps:,}",
-        f"{each.judged:,}",
-        result,
-        wrong or each.unjudged,
-    ]
+    counts = [f"{number:,}" for number in (each.steps, each.judged)]
+    return [each.row, each.setting, str(each.seed), *counts, result, wrong or each.unjudged]
 
 
 def noise(material: PageContent) -> dict[str, Any]:
@@ -105,15 +96,16 @@ def _repeat(found: MeasurementNoise) -> str:
 
 
 def _load(material: PageContent) -> str:
-    load, foreign = material.findings.noise.load, material.findings.noise.foreign or Load()
-    texts = []
+    noise, texts = material.findings.noise, []
+    load, foreign, stolen, stalled = (
+        each or Load() for each in (noise.load, noise.foreign, noise.stolen, noise.stalled)
+    )
     if foreign.median is not None and foreign.max is not None:
         texts.append(f"Other programs used {percent(foreign.median)} of its time in the median run,")
         texts.append(f"{percent(foreign.max)} at most.")
-    stolen, stalled = material.findings.noise.stolen, material.findings.noise.stalled
-    if stolen is not None and stolen.max:
+    if stolen.max:
         texts.append(f"Its hypervisor gave up to {percent(stolen.max)} to other machines.")
-    if stalled is not None and stalled.max:
+    if stalled.max:
         texts.append(f"Programs waited for memory during up to {percent(stalled.max)} of a run.")
     if load.median is None or load.max is None:
         texts.append("Its load was not recorded.")
@@ -156,7 +148,9 @@ def trust(findings: Findings) -> str:
     if not noise.quiet:
         texts.append("Repeat the experiment on a quiet machine.")
     if noise.repeat is not None:
-        apart, least = mean_apart(noise.repeat.ratios) - 1, max(EVEN, noise.floor) - 1
+        # The geometric mean of ratios, each of which counts as the larger of itself and its inverse.
+        apart = exp(fmean(abs(log(each)) for each in noise.repeat.ratios)) - 1
+        least = max(EVEN, noise.floor) - 1
         runs = f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart:.1%} on average"
         why = "as these repeats scatter, " if noise.floor > EVEN else ""
         texts.append(f"{runs}; {why}differences below {least:.1%} do not count.")
@@ -179,11 +173,6 @@ def _gate_sentences(gate: Gate) -> Iterator[str]:
         yield f"{gate.judged:,} of {gate.taken:,} updates were repeated in one process, and {found}."
     elif not gate.right:
         yield "Some steps were wrong: see Gate."
-
-
-def mean_apart(ratios: Sequence[float]) -> float:
-    """Returns the geometric mean of ratios, each of which counts as the larger of itself and its inverse."""
-    return exp(fmean(abs(log(each)) for each in ratios))
 
 
 def sentences(material: PageContent) -> dict[str, Any] | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from hubring.ps.page.kit.chart import Axis, LinearScale, LogScale, bins
 from hubring.ps.page.kit.figures import digits, percent
-from hubring.workers.compare.findings import CurvePoint, RowResult, RunCurve
+from hubring.workers.compare.findings import CurvePoint, RowResult, RunCurve, thinned
 from hubring.workers.compare.plan.setting import words
 from hubring.workers.compare.show.material import (
     DrawnFigure,
@@ -98,20 +98,16 @@ def course(curves: Sequence[RunCurve], kind: Kind) -> list[Spot]:
     """
     runs = _readings(curves, kind)
     count = min(map(len, runs), default=0)
-    width = -(-count // SPOTS) or 1
-    return [_spot([run[at : min(at + width, count)] for run in runs], kind) for at in range(0, count, width)]
+    found = []
+    for points in zip(*(thinned(run[:count], SPOTS) for run in runs), strict=True):
+        where = median(point.seconds if kind == "metric" else point.samples for point in points)
+        found.append(Spot(where, *median_interval([point.value for point in points])))
+    return found
 
 
 def _readings(curves: Sequence[RunCurve], kind: Kind) -> list[list[CurvePoint]]:
     """Returns the readings of every seed that has any."""
     return [found for each in curves if (found := each.metric if kind == "metric" else each.loss)]
-
-
-def _spot(parts: Sequence[Sequence[CurvePoint]], kind: Kind) -> Spot:
-    """Returns one spot from neighbouring readings of every seed."""
-    wheres = [fmean(point.seconds if kind == "metric" else point.samples for point in part) for part in parts]
-    found = median_interval([fmean(point.value for point in part) for part in parts])
-    return Spot(median(wheres), found.median, found.low, found.high)
 
 
 def _ends(drawn: Sequence[RowLine], where: str, what: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -24,33 +24,35 @@ from hubring.workers.compare.show.material import (
     measured_and_predicted,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class ServerTimes:
-    """Step times of one row in ms, by servers: (measured, predicted), None where missing."""
-
-    row: str
-    by: dict[int, tuple[float | None, float | None]]
-
-    @property
-    def known(self) -> list[float]:
-        return [value for both in self.by.values() for value in both if value is not None]
+ServerTimes = dict[int, tuple[float | None, float | None]]
+"""Step times of one row in ms, by servers: (measured, predicted), None where missing."""
 
 
 def _keys(material: PageContent) -> list[str]:
     """Returns settings, without servers, in which hub rows ran with several numbers of servers."""
     keys = dict.fromkeys(map(without_servers, material.findings.setting_keys))
-    return [key for key in keys if any(len(each.by) > 1 for each in _times(material, key))]
+    return [key for key in keys if any(len(by) > 1 for by in _times(material, key).values())]
 
 
-def _times(material: PageContent, key: str) -> list[ServerTimes]:
+def _times(material: PageContent, key: str) -> dict[str, ServerTimes]:
     """Returns the times of the ring and of every hub row. A row that ignores servers has one time for all."""
-    findings = material.findings
-    keys = [each for each in findings.setting_keys if without_servers(each) == key]
-    servers = sorted({findings.setting(each).servers for each in keys})
-    rows = [row for row in findings.row_names if row == "ring" or row.startswith("hub-")]
-    known = [each for row in rows if (each := ServerTimes(row, _of(material, row, keys))).known]
-    return [_across(each, servers) if _fixed(each.row) else each for each in known]
+    findings, found = material.findings, defaultdict[str, ServerTimes](dict)
+    known = {each: findings.setting(each).servers for each in findings.setting_keys}
+    servers = {each: number for each, number in known.items() if without_servers(each) == key}
+    predicted = {(each.setting, each.row): each.predicted_ms for each in findings.predictions}
+    for entry in sorted(findings.rows, key=lambda entry: known[entry.setting]):
+        if entry.setting in servers and (entry.row == "ring" or entry.row.startswith("hub-")):
+            both = entry.median("step_ms"), predicted.get((entry.setting, entry.row))
+            found[entry.row][servers[entry.setting]] = both
+    shown = {row: found[row] for row in findings.row_names if any(_known(found[row]))}
+    return {
+        row: dict.fromkeys(sorted(servers.values()), next(iter(by.values()))) if _fixed(row) else by
+        for row, by in shown.items()
+    }
+
+
+def _known(times: ServerTimes) -> list[float]:
+    return [value for both in times.values() for value in both if value is not None]
 
 
 def _fixed(row: str) -> bool:
@@ -58,50 +60,37 @@ def _fixed(row: str) -> bool:
     return meets(row, Setting(workers=2, servers=2)).servers != 2
 
 
-def _across(times: ServerTimes, servers: Sequence[int]) -> ServerTimes:
-    return ServerTimes(times.row, dict.fromkeys(servers, next(iter(times.by.values()))))
-
-
-def _of(material: PageContent, row: str, keys: Sequence[str]) -> dict[int, tuple[float | None, float | None]]:
-    """Returns what was measured and predicted for a row in these settings."""
-    findings, found = material.findings, {}
-    predicted = {each.setting: each.predicted_ms for each in findings.predictions if each.row == row}
-    for entry in findings.rows:
-        if entry.row == row and entry.setting in keys:
-            both = entry.median("step_ms"), predicted.get(entry.setting)
-            found[findings.setting(entry.setting).servers] = both
-    return dict(sorted(found.items()))
-
-
 def _crossing_figure(material: PageContent, index: int, key: str) -> DrawnFigure:
     name, found = f"scaling-servers-{index}", _times(material, key)
-    x = Axis(LogScale.of(n for each in found for n in each.by), "servers, log scale")
-    y = Axis(LinearScale.around((value for each in found for value in each.known), zero=True), "ms per step")
+    x = Axis(LogScale.of(n for by in found.values() for n in by), "servers, log scale")
+    times = chain.from_iterable(map(_known, found.values()))
+    y = Axis(LinearScale.around(times, zero=True), "ms per step")
     keys = [each for each in material.findings.setting_keys if without_servers(each) == key]
     title = f"Step time by servers: {words(material.findings.setting(keys[0]), servers=False)}"
     found_at = next((each for each in material.findings.crossover if each.setting == key), None)
-    drawn = list(chain.from_iterable(_crossing_lines(material, each, keys) for each in found))
+    drawn = [line for each in found.items() for line in _crossing_lines(material, *each, keys)]
     heads = ("row", "servers", "measured ms", "predicted ms")
     table = NumberTable(title, heads, list(_cells(material, found, keys)))
     drawing = Lines(drawn, x, y, [] if found_at is None else _rules(found_at, x))
-    shown = material.key([each.row for each in found], keys)
+    shown = material.key(found, keys)
     caption = "The crossover was not determined." if found_at is None else _caption_of(found_at)
     return DrawnFigure(name, title, caption, drawing, table, shown)
 
 
-def _crossing_lines(material: PageContent, times: ServerTimes, keys: Sequence[str]) -> list[RowLine]:
-    label, mark = material.name_under(times.row, keys), material.marks[times.row]
-    both = measured_and_predicted(mark, label, ((n, *pair) for n, pair in times.by.items()))
-    return [both[0], RowLine(mark, label, both[1].spots)] if _fixed(times.row) else both
+def _crossing_lines(
+    material: PageContent, row: str, times: ServerTimes, keys: Sequence[str]
+) -> list[RowLine]:
+    label, mark = material.name_under(row, keys), material.marks[row]
+    both = measured_and_predicted(mark, label, ((n, *pair) for n, pair in times.items()))
+    return [both[0], RowLine(mark, label, both[1].spots)] if _fixed(row) else both
 
 
 def _cells(
-    material: PageContent, found: Iterable[ServerTimes], keys: Sequence[str]
+    material: PageContent, found: Mapping[str, ServerTimes], keys: Sequence[str]
 ) -> Iterable[Sequence[str]]:
-    for each in found:
-        by = {"any": next(iter(each.by.values()))} if _fixed(each.row) else each.by
-        for servers, both in by.items():
-            yield [material.name_under(each.row, keys), str(servers), *map(_number, both)]
+    for row, by in found.items():
+        for servers, both in {"any": next(iter(by.values()))}.items() if _fixed(row) else by.items():
+            yield [material.name_under(row, keys), str(servers), *map(_number, both)]
 
 
 def _rules(found: Crossover, x: Axis) -> list[Rule]:
@@ -129,8 +118,10 @@ def scaling(material: PageContent) -> dict[str, Any] | None:
 def _by_workers(material: PageContent) -> DrawnFigure:
     rows = material.findings.scaling
     x = Axis(LogScale.of(size for row in rows for size in row.workers), "workers, log scale")
-    y = Axis(LinearScale.around(_shares(rows), zero=True), f"{material.job.samples}/s per worker")
     drawn = list(chain.from_iterable(_pair(material, row) for row in rows))
+    # Throughput per worker: constant if scaling is perfect, so that losses are visible.
+    shares = (spot.y for line in drawn for spot in line.spots)
+    y = Axis(LinearScale.around(shares, zero=True), f"{material.job.samples}/s per worker")
     heads = ("row", "workers", "measured", "predicted", "off by")
     table = NumberTable(
         f"{material.job.samples.capitalize()}/s by workers", heads, list(_lines(material, rows))
@@ -139,12 +130,6 @@ def _by_workers(material: PageContent) -> DrawnFigure:
     rules = [Rule(at, f"{row} overtakes", True, place) for place, (row, at) in enumerate(overtaking(rows))]
     title = "Throughput per worker, by number of workers"
     return DrawnFigure(name, title, _caption(rows), Lines(drawn, x, y, rules), table, key)
-
-
-def _shares(rows: Iterable[Scaling]) -> list[float]:
-    """Returns throughput per worker: constant if scaling is perfect, so that losses are visible."""
-    both = ((row.workers, values) for row in rows for values in (row.measured, row.predicted))
-    return [v / n for sizes, values in both for n, v in zip(sizes, values, strict=True) if v is not None]
 
 
 def overtaking(rows: Sequence[Scaling]) -> list[tuple[str, int]]:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.support.compare.audited import Trained, train
 from tests.support.compare.correct_scripts import SCRIPTS
 from tests.support.compare.planted import IN_SCRIPT, PLANTED
 from tests.support.compare.unusual_scripts import UNUSUAL
-from tests.support.sampled import sampled
+
+
+def sampled(names: Iterable[str], every: int = 8) -> list[object]:
+    """Returns parameters of which one in `every` runs in `make test`, and the others in `make test-full`."""
+    return [
+        pytest.param(name, marks=() if place % every == 0 else pytest.mark.full)
+        for place, name in enumerate(names)
+    ]
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")]
 

@@ -85,7 +85,11 @@ class Fsdp2Optimizer(GroupedOptimizer):
             one.register_post_accumulate_grad_hook(runs)  # type: ignore[no-untyped-call]
 
     def _distribute(self, model: Module, device: torch.device) -> Callable[[int], None]:
-        self._check()
+        if self.wrapped.state:
+            raise ConfigError(
+                "row fsdp2 divides the parameters before the first step, and this optimizer already has a"
+                " state; wrap it before it takes a step or loads a state, and do not use Adagrad"
+            )
         trained = self._trained(model)
         name_of = {parameter: name for name, parameter in trained.items()}
         strange = [one for group in self.param_groups for one in group["params"] if one not in name_of]
@@ -121,13 +125,6 @@ class Fsdp2Optimizer(GroupedOptimizer):
         self._peer.prepares.append(self._gather_first)
         self._peer.releases.append(partial(release, model, mesh))
         return context.current().watch(self.wholes.values())
-
-    def _check(self) -> None:
-        if self.wrapped.state:
-            raise ConfigError(
-                "row fsdp2 divides the parameters before the first step, and this optimizer already has a"
-                " state; wrap it before it takes a step or loads a state, and do not use Adagrad"
-            )
 
     def _fix_prefetch(self) -> None:
         """Sets what backward gathers ahead of time.
