@@ -37,7 +37,7 @@ from hubring.ps.core.messages import (
 from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import Sender, StepHyper
 from hubring.ps.core.work import Work
-from hubring.ps.transport.encode import encode_request
+from hubring.ps.transport.encode import bytes_of, encode_request
 from hubring.ps.transport.registry import Dial
 
 _R = TypeVar("_R", bound=Reply)
@@ -130,7 +130,7 @@ class KVClient:
         self._connections = ShardConnections(sender, shards, dial, self.traffic, bounded=bounded)
         # As there. A step calls them often, and another frame for each costs as much as they do.
         self.attend, self.batched = self._connections.attend, self._connections.batched
-        self.held = self._connections.held
+        self.held, self.wait_soon = self._connections.held, self._connections.wait_soon
 
     @property
     def completed(self) -> int:
@@ -257,7 +257,8 @@ class KVClient:
         number = next(self._numbers)
         message = encode_request(request, number)
         nbytes = 0 if message.payload is None else message.payload.nbytes
-        self._connections.submit(Inflight(number, shard, message, into, settle, work, nbytes))
+        landing = None if into is None else bytes_of(into)
+        self._connections.submit(Inflight(number, shard, message, landing, settle, work, nbytes))
 
     # Replies, in the thread that reads them. An exception fails the request.
 

@@ -31,8 +31,6 @@ from time import monotonic
 from typing import Generic, TypeVar
 from weakref import WeakSet
 
-from torch import Tensor
-
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.core.messages import Reply
 from hubring.ps.core.work import Work
@@ -135,7 +133,7 @@ class Inflight:
     number: int
     shard: int
     message: Message
-    into: Tensor | None
+    into: memoryview | None
     settle: Callable[[Reply], object]
     work: Work
     nbytes: int

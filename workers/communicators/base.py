@@ -254,6 +254,9 @@ class Communicator(ABC):
         """Returns a context that batches sends. Inside it no bucket may be waited for."""
         return nullcontext()
 
+    def wait_soon(self) -> None:  # noqa: B027 - only a hub has a thread for answers
+        """Notes that this thread waits for what it sends next, before anything else needs the answers."""
+
     def collective(self, call: Call, *tensors: torch.Tensor, then: Then | None = None) -> CollectiveWork:
         """Starts a collective, which every member must call with the same name.
 

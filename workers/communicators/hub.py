@@ -225,6 +225,10 @@ class PSCommunicator(Communicator):
         # On a network the first buckets travel while later ones are sent or encoded.
         return nullcontext() if self._wired or self._compress else self._client.batched()
 
+    def wait_soon(self) -> None:
+        if not self._low_rank:  # whose second exchange starts in the thread that reads the first's answers
+            self._client.wait_soon()
+
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         self._collectives.take_part(call, tensors, work)
 
