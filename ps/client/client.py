@@ -24,7 +24,6 @@ from hubring.ps.core.messages import (
     Contribute,
     Init,
     Pull,
-    Push,
     ReadState,
     Refusal,
     Reply,
@@ -37,7 +36,7 @@ from hubring.ps.core.messages import (
 from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import Sender, StepHyper
 from hubring.ps.core.work import Work
-from hubring.ps.transport.encode import bytes_of, encode_request
+from hubring.ps.transport.encode import PushHeader, bytes_of, encode_request
 from hubring.ps.transport.registry import Dial
 
 _R = TypeVar("_R", bound=Reply)
@@ -96,6 +95,14 @@ class PushRecord:
         taken = self._answered[:]
         del self._answered[: len(taken)]  # not clear(): another thread adds to the end
         return taken
+
+
+class PreparedPush(NamedTuple):
+    """What all pushes of one gradient have in common: their header, and where each reply lands."""
+
+    header: PushHeader
+    into: Tensor
+    landing: memoryview
 
 
 class KVClient:
@@ -184,36 +191,46 @@ class KVClient:
         take = partial(_expected, shard, StateReply)
         self._submit(shard, ReadState(self.sender, key), work, lambda reply: on_state(take(reply).state))
 
+    def prepare(self, key: int, gradient: Tensor | Coded, into: Tensor) -> PreparedPush:
+        """Returns what all pushes of a gradient have in common. Two threads must not push it at once.
+
+        Args:
+            key: The slice's key.
+            gradient: Flat, or encoded.
+            into: Receives the reply (flat, same numel). The payload of a compressed reply may land in it
+                (flat uint8).
+        """
+        return PreparedPush(PushHeader(self.sender, key, gradient), into, bytes_of(into))
+
     def push_pull(
         self,
         shard: int,
-        key: int,
-        gradient: Tensor | Coded,
-        into: Tensor,
+        push: PreparedPush,
         hyper: StepHyper,
         work: Work,
         decode: Decode | None = None,
         absent: tuple[int, ...] = (),
         on_absent: OnAbsent | None = None,
     ) -> None:
-        """Pushes a gradient and reads the parameters into `into` (flat, same numel).
+        """Pushes a gradient and reads the parameters.
 
-        With `decode` the reply is compressed. Its payload may land in `into` (flat uint8).
-        The thread that reads the reply calls `decode` and `on_absent` before the work completes.
+        With `decode` the reply is compressed. The thread that reads the reply calls `decode` and `on_absent`
+        before the work completes.
 
         Args:
             shard: Holds the key.
-            key: The slice's key.
-            gradient: Flat, or encoded.
-            into: Receives the reply.
+            push: The gradient, and where the reply lands.
             hyper: The step's hyperparameters, of the slice's parameters.
             work: Gets one part completed.
             decode: Decodes the reply.
             absent: Which of the slice's parameters have no gradient, as ascending indices.
             on_absent: Receives those that no contributor of the round had a gradient for.
         """
-        push = Push(self.sender, key, self._clock(key), gradient, hyper, absent)
-        self._submit(shard, push, work, partial(self._take_pushed, shard, into, decode, on_absent), into)
+        number = next(self._numbers)
+        message = push.header.message(number, self._clock(push.header.key), hyper, absent)
+        settle = partial(self._take_pushed, shard, push.into, decode, on_absent)
+        nbytes = push.header.payload.nbytes
+        self._connections.submit(Inflight(number, shard, message, push.landing, settle, work, nbytes))
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
         """Reads a key's parameters into `into` (flat) and updates its clock. See `push_pull` for `decode`."""
@@ -255,9 +272,9 @@ class KVClient:
         into: Tensor | None = None,
     ) -> None:
         number = next(self._numbers)
+        landing = None if into is None else bytes_of(into)
         message = encode_request(request, number)
         nbytes = 0 if message.payload is None else message.payload.nbytes
-        landing = None if into is None else bytes_of(into)
         self._connections.submit(Inflight(number, shard, message, landing, settle, work, nbytes))
 
     # Replies, in the thread that reads them. An exception fails the request.
