@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 
 from hubring.ps.client.connections import ShardConnections
-from hubring.ps.client.requests import Inflight
+from hubring.ps.client.requests import Inflight, Settle
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
 from hubring.ps.core.messages import (
@@ -229,8 +229,8 @@ class KVClient:
         number = next(self._numbers)
         message = push.header.message(number, self._clock(push.header.key), hyper, absent)
         settle = partial(self._take_pushed, shard, push.into, decode, on_absent)
-        nbytes = push.header.payload.nbytes
-        self._connections.submit(Inflight(number, shard, message, push.landing, settle, work, nbytes))
+        call = Inflight(number, shard, message, push.landing, settle, work, push.header.nbytes)
+        self._connections.submit(call)
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
         """Reads a key's parameters into `into` (flat) and updates its clock. See `push_pull` for `decode`."""
@@ -264,12 +264,7 @@ class KVClient:
         return self._clocks[key]
 
     def _submit(
-        self,
-        shard: int,
-        request: Request,
-        work: Work,
-        settle: Callable[[Reply], object],
-        into: Tensor | None = None,
+        self, shard: int, request: Request, work: Work, settle: Settle, into: Tensor | None = None
     ) -> None:
         number = next(self._numbers)
         landing = None if into is None else bytes_of(into)

@@ -114,6 +114,10 @@ SLOWEST_BYTES_PER_SECOND = 1 << 20
 """What remains of 40 Mbit/s for one of four workers."""
 
 
+Settle = Callable[[Reply], object]
+"""Applies a reply. An exception fails the work."""
+
+
 @dataclass(slots=True)
 class Inflight:
     """A request and what is needed to send it again and to settle its reply.
@@ -123,7 +127,7 @@ class Inflight:
         shard: The shard that receives it.
         message: The encoded request.
         into: Where the reply's payload should land.
-        settle: Applies the reply. An exception fails `work`.
+        settle: Applies the reply.
         work: The work that this request is one part of.
         nbytes: Payload bytes that the request sends.
         sent_at: When it was sent last, by `time.monotonic`.
@@ -134,7 +138,7 @@ class Inflight:
     shard: int
     message: Message
     into: memoryview | None
-    settle: Callable[[Reply], object]
+    settle: Settle
     work: Work
     nbytes: int
     sent_at: float = 0.0

@@ -75,7 +75,8 @@ class PushHeader:
         rank, incarnation = sender
         self._header = pb.Header(rank=rank, incarnation=incarnation.to_bytes(INCARNATION_BYTES))
         self._header.push.key = self.key = key
-        self.payload = _describe(self._header, gradient)
+        self._payload = _pack(self._header, gradient).payload
+        self.nbytes = self._header.payload_bytes
         self._hyper: StepHyper | None = None
 
     def message(self, number: int, clock: int, hyper: StepHyper, absent: Sequence[int] = ()) -> Message:
@@ -94,7 +95,7 @@ class PushHeader:
             push.ClearField("differences")
             _write_hyper(push, hyper)
             self._hyper = hyper
-        return _message(header, self.payload, self.key)
+        return _message(header, self._payload, self.key)
 
 
 def encode_request(request: Request | Probe, number: int, stream: bytes = b"") -> Message:
@@ -218,11 +219,8 @@ def encode_reply(reply: Reply, number: int) -> Message:
 
 def _pack(header: pb.Header, tensor: Tensor | Coded | None, priority: int = 0) -> Message:
     """Returns the message of a header and a tensor, whose memory is the payload."""
-    return _message(header, None if tensor is None else _describe(header, tensor), priority)
-
-
-def _describe(header: pb.Header, tensor: Tensor | Coded) -> memoryview:
-    """Writes a tensor's layout into a header, and returns its bytes."""
+    if tensor is None:
+        return _message(header, None, priority)
     if isinstance(tensor, Coded):
         payload, header.codec = bytes_of(tensor.payload), tensor.codec
         header.shape.append(tensor.numel)
@@ -231,7 +229,7 @@ def _describe(header: pb.Header, tensor: Tensor | Coded) -> memoryview:
         header.shape.extend(tensor.shape)
     header.payload_bytes = payload.nbytes
     header.dtype = DTYPE_NUMBERS[tensor.dtype]  # type: ignore[assignment]
-    return payload
+    return _message(header, payload, priority)
 
 
 def _pack_bundle(header: pb.Header, tensors: Sequence[Tensor]) -> Message:
@@ -258,7 +256,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     """Returns the memory of a contiguous CPU tensor as bytes. The view keeps the memory alive."""
     if not tensor.numel():
         return memoryview(b"")
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if plain.dtype not in _CASTABLE:
         plain = plain.view(-1).view(torch.uint8)
     return plain.numpy().data.cast("B")

@@ -161,6 +161,8 @@ class Communicator(ABC):
     """Entered while this rank waits for other ranks, so that the session can log which ones."""
     tunable: bool = True
     """Whether the number of bytes sent together affects the speed."""
+    waits_soon: bool = False
+    """Whether the thread that calls `push_pull` waits for it next, before anything else needs the answers."""
     joins: bool = False
     """Whether adjacent buckets are faster as one exchange. Ranks must then join the same buckets."""
     sums_presence: ClassVar[bool] = False
@@ -253,9 +255,6 @@ class Communicator(ABC):
     def together(self) -> AbstractContextManager[None]:
         """Returns a context that batches sends. Inside it no bucket may be waited for."""
         return nullcontext()
-
-    def wait_soon(self) -> None:  # noqa: B027 - only a hub has a thread for answers
-        """Notes that this thread waits for what it sends next, before anything else needs the answers."""
 
     def collective(self, call: Call, *tensors: torch.Tensor, then: Then | None = None) -> CollectiveWork:
         """Starts a collective, which every member must call with the same name.

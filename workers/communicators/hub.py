@@ -200,7 +200,7 @@ class PSCommunicator(Communicator):
             )
         gradients = bucket.host_gradients
         into = gradients if self.steps_on == "worker" else bucket.host_values
-        return self._exchange.push_pull(index, gradients, into, hyper, absent)
+        return self._exchange.push_pull(index, gradients, into, hyper, absent, waits=self.waits_soon)
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
         if self._placed:
@@ -224,10 +224,6 @@ class PSCommunicator(Communicator):
     def together(self) -> AbstractContextManager[None]:
         # On a network the first buckets travel while later ones are sent or encoded.
         return nullcontext() if self._wired or self._compress else self._client.batched()
-
-    def wait_soon(self) -> None:
-        if not self._low_rank:  # whose second exchange starts in the thread that reads the first's answers
-            self._client.wait_soon()
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         self._collectives.take_part(call, tensors, work)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,14 +129,6 @@ class SliceCoder:
         self._codec.decode(mean.payload, into)
 
 
-class _HeldPush(NamedTuple):
-    """The push of a slice, and its bucket's memory."""
-
-    gradients: Tensor
-    into: Tensor
-    push: PreparedPush
-
-
 class SliceExchange:
     """The slices of a model's buckets.
 
@@ -158,8 +149,8 @@ class SliceExchange:
         self._specs: dict[int, BucketSpec] = {}
         self._coders: dict[int, SliceCoder] = {}
         """Coders of compressed slices, by key."""
-        self._held: dict[int, _HeldPush] = {}
-        """The pushes of the other slices, by key."""
+        self._held: dict[int, tuple[Tensor, Tensor, PreparedPush]] = {}
+        """The pushes of the other slices, by key, behind the memory of their bucket."""
 
     def add(self, spec: BucketSpec, slices: Sequence[Slice]) -> None:
         """Adds a bucket of the hub."""
@@ -230,14 +221,23 @@ class SliceExchange:
         return [(piece, coder) for piece, coder in coded if coder.residual.numel()]
 
     def push_pull(
-        self, index: int, gradients: Tensor, into: Tensor, hyper: StepHyper, absent: Absence | None = None
+        self,
+        index: int,
+        gradients: Tensor,
+        into: Tensor,
+        hyper: StepHyper,
+        absent: Absence | None = None,
+        *,
+        waits: bool = False,
     ) -> Work:
         """Starts the exchange of one bucket's flat gradients; the answer lands in `into`.
 
-        Without `absent`, every parameter has a gradient.
+        Without `absent`, every parameter has a gradient. `waits` is `Communicator.waits_soon`.
         """
         slices = self.slices[index]
         work = Work(exchange_name(index), len(slices), self._client.attend)
+        if waits:
+            self._client.wait_soon()
         # Compressed slices are not batched: each one travels while the next is encoded.
         with nullcontext() if self._coders else self._client.batched():
             # By priority, so that all ranks send in the same order.
@@ -263,11 +263,11 @@ class SliceExchange:
     def _prepared(self, piece: Slice, gradients: Tensor, into: Tensor) -> PreparedPush:
         """Returns the push of a slice, made once for the memory of its bucket."""
         held = self._held.get(piece.key)
-        if held is None or held.gradients is not gradients or held.into is not into:
+        if held is None or held[0] is not gradients or held[1] is not into:
             part = slice(piece.offset, piece.offset + piece.numel)
             push = self._client.prepare(piece.key, gradients[part], into[part])
-            held = self._held[piece.key] = _HeldPush(gradients, into, push)
-        return held.push
+            held = self._held[piece.key] = gradients, into, push
+        return held[2]
 
     def pull(self, index: int, into: Tensor) -> Work:
         """Starts to read one bucket's parameters, or the last mean, into `into`."""

@@ -262,8 +262,7 @@ class Exchange:
         for bucket in group.buckets:
             bucket.seal(self.groups.left_out(bucket) if self.on_server else frozenset(), self.steps)
         self._count_sent(self._sent + 1)
-        if self.complete and self._waits and not self.crosses:
-            self._communicator.wait_soon()
+        self._communicator.waits_soon = self.complete and self._waits and not self.crosses
         # Where workers step, the hub compares the steps; a ring compares the parity in Bucket.presence.
         step = {"step": float(self.steps)}
         for load in group.loads:
