@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from torch import Tensor
 
 from hubring.ps.client.connections import ShardConnections
-from hubring.ps.client.requests import Inflight
+from hubring.ps.client.requests import Inflight, Settle
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
 from hubring.ps.core.messages import (
@@ -24,7 +24,6 @@ from hubring.ps.core.messages import (
     Contribute,
     Init,
     Pull,
-    Push,
     ReadState,
     Refusal,
     Reply,
@@ -37,7 +36,7 @@ from hubring.ps.core.messages import (
 from hubring.ps.core.optimizer_state import OptimizerState
 from hubring.ps.core.types import Sender, StepHyper
 from hubring.ps.core.work import Work
-from hubring.ps.transport.encode import encode_request
+from hubring.ps.transport.encode import PushHeader, bytes_of, encode_request
 from hubring.ps.transport.registry import Dial
 
 _R = TypeVar("_R", bound=Reply)
@@ -98,6 +97,14 @@ class PushRecord:
         return taken
 
 
+class PreparedPush(NamedTuple):
+    """What all pushes of one gradient have in common: their header, and where each reply lands."""
+
+    header: PushHeader
+    into: Tensor
+    landing: memoryview
+
+
 class KVClient:
     """Push, pull and take part in collectives on a set of shards.
 
@@ -130,7 +137,7 @@ class KVClient:
         self._connections = ShardConnections(sender, shards, dial, self.traffic, bounded=bounded)
         # As there. A step calls them often, and another frame for each costs as much as they do.
         self.attend, self.batched = self._connections.attend, self._connections.batched
-        self.held = self._connections.held
+        self.held, self.wait_soon = self._connections.held, self._connections.wait_soon
 
     @property
     def completed(self) -> int:
@@ -184,36 +191,46 @@ class KVClient:
         take = partial(_expected, shard, StateReply)
         self._submit(shard, ReadState(self.sender, key), work, lambda reply: on_state(take(reply).state))
 
+    def prepare(self, key: int, gradient: Tensor | Coded, into: Tensor) -> PreparedPush:
+        """Returns what all pushes of a gradient have in common. Two threads must not push it at once.
+
+        Args:
+            key: The slice's key.
+            gradient: Flat, or encoded.
+            into: Receives the reply (flat, same numel). The payload of a compressed reply may land in it
+                (flat uint8).
+        """
+        return PreparedPush(PushHeader(self.sender, key, gradient), into, bytes_of(into))
+
     def push_pull(
         self,
         shard: int,
-        key: int,
-        gradient: Tensor | Coded,
-        into: Tensor,
+        push: PreparedPush,
         hyper: StepHyper,
         work: Work,
         decode: Decode | None = None,
         absent: tuple[int, ...] = (),
         on_absent: OnAbsent | None = None,
     ) -> None:
-        """Pushes a gradient and reads the parameters into `into` (flat, same numel).
+        """Pushes a gradient and reads the parameters.
 
-        With `decode` the reply is compressed. Its payload may land in `into` (flat uint8).
-        The thread that reads the reply calls `decode` and `on_absent` before the work completes.
+        With `decode` the reply is compressed. The thread that reads the reply calls `decode` and `on_absent`
+        before the work completes.
 
         Args:
             shard: Holds the key.
-            key: The slice's key.
-            gradient: Flat, or encoded.
-            into: Receives the reply.
+            push: The gradient, and where the reply lands.
             hyper: The step's hyperparameters, of the slice's parameters.
             work: Gets one part completed.
             decode: Decodes the reply.
             absent: Which of the slice's parameters have no gradient, as ascending indices.
             on_absent: Receives those that no contributor of the round had a gradient for.
         """
-        push = Push(self.sender, key, self._clock(key), gradient, hyper, absent)
-        self._submit(shard, push, work, partial(self._take_pushed, shard, into, decode, on_absent), into)
+        number = next(self._numbers)
+        message = push.header.message(number, self._clock(push.header.key), hyper, absent)
+        settle = partial(self._take_pushed, shard, push.into, decode, on_absent)
+        call = Inflight(number, shard, message, push.landing, settle, work, push.header.nbytes)
+        self._connections.submit(call)
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
         """Reads a key's parameters into `into` (flat) and updates its clock. See `push_pull` for `decode`."""
@@ -247,17 +264,13 @@ class KVClient:
         return self._clocks[key]
 
     def _submit(
-        self,
-        shard: int,
-        request: Request,
-        work: Work,
-        settle: Callable[[Reply], object],
-        into: Tensor | None = None,
+        self, shard: int, request: Request, work: Work, settle: Settle, into: Tensor | None = None
     ) -> None:
         number = next(self._numbers)
+        landing = None if into is None else bytes_of(into)
         message = encode_request(request, number)
         nbytes = 0 if message.payload is None else message.payload.nbytes
-        self._connections.submit(Inflight(number, shard, message, into, settle, work, nbytes))
+        self._connections.submit(Inflight(number, shard, message, landing, settle, work, nbytes))
 
     # Replies, in the thread that reads them. An exception fails the request.
 

@@ -1,12 +1,10 @@
 """A client's connections to its shards.
 
-Passing a message between threads costs two more wake-ups, half the time of a small
-push. So the thread that makes a request also sends it, and the thread that waits for a
-reply reads the connections itself (`attend`). While no thread waits, as during backward,
-a background thread reads them. Only the background thread connects and reconnects.
-The shards ignore repeated pushes, so it is safe to send requests again: all on a new connection, and on a
-living one those that were damaged or lost. A connection that is stuck is replaced
-(`hubring.ps.client.requests`).
+Passing a message between threads costs two more wake-ups, half the time of a small push. So the thread that
+makes a request also sends it, and the thread that waits for a reply reads the connections itself (`attend`).
+While no thread waits or is about to, as during backward, a background thread reads them. Only that one
+connects and reconnects. The shards ignore repeated pushes, so it is safe to send requests again: all on a new
+connection, and on a living one those that were damaged or lost. A connection that is stuck is replaced.
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from weakref import WeakSet
 
-from torch import Tensor
-
 from hubring.ps.client.requests import MAX_PROBED, Batch, Inflight, Losses, Requests
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import RESTART_ALL, ConnectionLost, HubringError, ServerUnreachable, ShardAwaited
@@ -30,18 +26,17 @@ from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
 from hubring.ps.transport.base import Connection, Message
 from hubring.ps.transport.decode import decode_reply, origin
-from hubring.ps.transport.encode import bytes_of, encode_request
+from hubring.ps.transport.encode import encode_request
 from hubring.ps.transport.polling import Bell, SpinWait, poller
 from hubring.ps.transport.registry import Dial
 
 log = logging.getLogger(__name__)
 
 REDIAL_SECONDS = 11.0
-"""Seconds. Longer than the server needs to notice a process that ended, and than the server's silence
-limit, so that the error that names the cause arrives before this one."""
+"""Longer than the server needs to notice a process that ended, and than its silence limit, so that the error
+that names the cause arrives before this one."""
 MAX_DAMAGED = 10
 """Times that one request or its reply may be damaged before its work fails."""
-_REDIAL_PAUSE = 0.05
 _LONGEST_POLL = 3600.0  # seconds; epoll's own limit is 24 days, and a deadline may be later
 
 
@@ -79,6 +74,8 @@ class ShardConnections:
         self._losses = Losses(shards, REDIAL_SECONDS)
         self._attending = threading.Lock()
         """Held by a waiting thread that reads. The background thread does not poll `_poller` meanwhile."""
+        self._is_left = False
+        """Whether the next wait takes the answers, as after `wait_soon`."""
         self._closing = False
         self._bell = Bell()
         self._poller = poller(self._bell.waitable)
@@ -104,18 +101,36 @@ class ShardConnections:
     def attend(self, work: Work, timeout: float | None) -> None:
         """Reads replies until `work` completes or `timeout` seconds have passed.
 
-        Returns at once if another thread reads. That thread, or the background thread after it, reads all
-        replies.
+        Returns at once if another thread reads. That one, or the background thread after it, reads all.
         """
+        end = None if timeout is None else time.monotonic() + timeout
         if not self._attending.acquire(blocking=False):
             return
         try:
-            if not self._closing:
-                self._read_for(work, None if timeout is None else time.monotonic() + timeout)
+            self._poll_in_background(False)
+            while not (work.done or self._closing):
+                left = None if end is None else min(end - time.monotonic(), _LONGEST_POLL)
+                if left is not None and left <= 0:
+                    return
+                left = self._requests.sleep_seconds(left)
+                ready = self._spin_wait.wait(left)  # an exception from a signal handler loses nothing here
+                try:
+                    self._process(ready)
+                except HubringError as error:  # fail the waiting work, as the background thread does
+                    self.fail(error)
+                except BaseException as interruption:
+                    self._abort(interruption)
+                    raise
         finally:
+            self._poll_in_background(True)
             self._attending.release()
             if any(self._requests.waiting):  # the background thread sends the rest
                 self._bell.ring()
+
+    def wait_soon(self) -> None:
+        """Leaves the answers to this thread, from which the background thread would take the GIL for them."""
+        self._poll_in_background(False)
+        self._is_left = True
 
     def reconnect(self, shard: int) -> None:
         """Replaces a shard's connection, because another process has taken the shard's place."""
@@ -155,36 +170,23 @@ class ShardConnections:
         """Sends all waiting requests, or wakes the thread that can."""
         if self._batches:
             return  # the last open batch sends when it closes
-        if not self.connected.done or self._io_lock.locked():
-            self._bell.ring()
-            return
-        with self._io_lock:  # no signal handler runs in between, unlike after `acquire` (CPython 3.11)
-            try:
-                self._send_all()
-            except BaseException as interruption:
-                self._abort(interruption)
-                raise
-        if any(self._requests.waiting):
-            self._bell.ring()  # the reading thread must recompute how long it may sleep
-
-    def _read_for(self, work: Work, end: float | None) -> None:
-        self._background_poller.modify(self._poller.fileno(), 0)
-        try:
-            while not (work.done or self._closing):
-                left = None if end is None else min(end - time.monotonic(), _LONGEST_POLL)
-                if left is not None and left <= 0:
-                    return
-                left = self._requests.sleep_seconds(left)
-                ready = self._spin_wait.wait(left)  # an exception from a signal handler loses nothing here
+        if self.connected.done and not self._io_lock.locked():
+            with self._io_lock:  # no signal handler runs in between, unlike after `acquire` (CPython 3.11)
                 try:
-                    self._process(ready)
-                except HubringError as error:  # fail the waiting work, as the background thread does
-                    self.fail(error)
+                    self._send_all()
                 except BaseException as interruption:
                     self._abort(interruption)
                     raise
-        finally:
-            self._background_poller.modify(self._poller.fileno(), select.EPOLLIN)
+            if not any(self._requests.waiting):
+                return
+        if self._is_left:
+            self._poll_in_background(True)
+        self._bell.ring()  # the reading thread sends the rest, and must recompute how long it may sleep
+
+    def _poll_in_background(self, polls: bool) -> None:
+        self._is_left = False
+        if not self._closing:
+            self._background_poller.modify(self._poller.fileno(), select.EPOLLIN if polls else 0)
 
     def _process(self, ready: Collection[int]) -> None:
         """Reads from ready connections, which another thread may have read, and sends waiting requests."""
@@ -210,9 +212,9 @@ class ShardConnections:
         for shard in addressed:
             self._flush(shard)
 
-    def _send(self, call: Inflight, into: Tensor | None) -> None:
+    def _send(self, call: Inflight, into: memoryview | None) -> None:
         call.sent_at = time.monotonic()
-        if self._put(call.shard, call.message, None if into is None else bytes_of(into)):
+        if self._put(call.shard, call.message, into):
             self._traffic.bytes_sent += call.nbytes
 
     def _put(self, shard: int, message: Message, into: memoryview | None = None) -> bool:
@@ -335,6 +337,8 @@ class ShardConnections:
             while not self._closing:
                 sleep = None if self._attending.locked() else self._requests.sleep_seconds(None)
                 ready = dict(self._background_poller.poll(sleep))
+                if self._is_left and not ready:  # no thread has waited for seconds
+                    self._poll_in_background(True)
                 if self._reconnect_bell.waitable in ready:
                     self._reconnect_bell.clear()
                 while self._broken:
@@ -353,9 +357,8 @@ class ShardConnections:
             self.fail(error)
         finally:
             with self._io_lock:
-                for connection in self._connections.values():
-                    connection.close()
-                self._connections.clear()
+                for shard in list(self._connections):
+                    self._connections.pop(shard).close()
                 self._shard_at.clear()
 
     def _connect(self, shard: int, stuck: Connection | None = None) -> None:
@@ -392,8 +395,6 @@ class ShardConnections:
                 if isinstance(error, ShardAwaited):
                     deadline = time.monotonic() + REDIAL_SECONDS
                 if time.monotonic() > deadline:
-                    raise ServerUnreachable(
-                        f"shard {shard} is lost: {error}; gave up after {REDIAL_SECONDS:g} s of retries."
-                        f" {RESTART_ALL}"
-                    ) from lost
-                time.sleep(_REDIAL_PAUSE)
+                    text = f"shard {shard} is lost: {error}; gave up after {REDIAL_SECONDS:g} s of retries"
+                    raise ServerUnreachable(f"{text}. {RESTART_ALL}") from lost
+                time.sleep(0.05)

@@ -31,8 +31,6 @@ from time import monotonic
 from typing import Generic, TypeVar
 from weakref import WeakSet
 
-from torch import Tensor
-
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.core.messages import Reply
 from hubring.ps.core.work import Work
@@ -116,6 +114,10 @@ SLOWEST_BYTES_PER_SECOND = 1 << 20
 """What remains of 40 Mbit/s for one of four workers."""
 
 
+Settle = Callable[[Reply], object]
+"""Applies a reply. An exception fails the work."""
+
+
 @dataclass(slots=True)
 class Inflight:
     """A request and what is needed to send it again and to settle its reply.
@@ -125,7 +127,7 @@ class Inflight:
         shard: The shard that receives it.
         message: The encoded request.
         into: Where the reply's payload should land.
-        settle: Applies the reply. An exception fails `work`.
+        settle: Applies the reply.
         work: The work that this request is one part of.
         nbytes: Payload bytes that the request sends.
         sent_at: When it was sent last, by `time.monotonic`.
@@ -135,8 +137,8 @@ class Inflight:
     number: int
     shard: int
     message: Message
-    into: Tensor | None
-    settle: Callable[[Reply], object]
+    into: memoryview | None
+    settle: Settle
     work: Work
     nbytes: int
     sent_at: float = 0.0

@@ -161,6 +161,8 @@ class Communicator(ABC):
     """Entered while this rank waits for other ranks, so that the session can log which ones."""
     tunable: bool = True
     """Whether the number of bytes sent together affects the speed."""
+    waits_soon: bool = False
+    """Whether the thread that calls `push_pull` waits for it next, before anything else needs the answers."""
     joins: bool = False
     """Whether adjacent buckets are faster as one exchange. Ranks must then join the same buckets."""
     sums_presence: ClassVar[bool] = False

@@ -94,9 +94,7 @@ class PlacedBucket:
                 lacks = () if absent is None else absent.in_slice(own.parts)
                 client.push_pull(
                     own.piece.shard,
-                    own.piece.key,
-                    own.gradient,
-                    own.landing,
+                    client.prepare(own.piece.key, own.gradient, own.landing),
                     of_slice(hyper, own.parts) if isinstance(hyper, HyperTable) else hyper,
                     work,
                     partial(self._copy_in, own.target),

@@ -200,7 +200,7 @@ class PSCommunicator(Communicator):
             )
         gradients = bucket.host_gradients
         into = gradients if self.steps_on == "worker" else bucket.host_values
-        return self._exchange.push_pull(index, gradients, into, hyper, absent)
+        return self._exchange.push_pull(index, gradients, into, hyper, absent, waits=self.waits_soon)
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
         if self._placed:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hubring.ps.client.client import Decode, KVClient
+from hubring.ps.client.client import Decode, KVClient, PreparedPush
 from hubring.ps.compression.codecs import Compressor
 from hubring.ps.compression.compressor import ErrorFeedback, codec_for
 from hubring.ps.core.errors import ConfigError
@@ -149,6 +149,8 @@ class SliceExchange:
         self._specs: dict[int, BucketSpec] = {}
         self._coders: dict[int, SliceCoder] = {}
         """Coders of compressed slices, by key."""
+        self._held: dict[int, tuple[Tensor, Tensor, PreparedPush]] = {}
+        """The pushes of the other slices, by key, behind the memory of their bucket."""
 
     def add(self, spec: BucketSpec, slices: Sequence[Slice]) -> None:
         """Adds a bucket of the hub."""
@@ -219,35 +221,53 @@ class SliceExchange:
         return [(piece, coder) for piece, coder in coded if coder.residual.numel()]
 
     def push_pull(
-        self, index: int, gradients: Tensor, into: Tensor, hyper: StepHyper, absent: Absence | None = None
+        self,
+        index: int,
+        gradients: Tensor,
+        into: Tensor,
+        hyper: StepHyper,
+        absent: Absence | None = None,
+        *,
+        waits: bool = False,
     ) -> Work:
         """Starts the exchange of one bucket's flat gradients; the answer lands in `into`.
 
-        Without `absent`, every parameter has a gradient.
+        Without `absent`, every parameter has a gradient. `waits` is `Communicator.waits_soon`.
         """
         slices = self.slices[index]
         work = Work(exchange_name(index), len(slices), self._client.attend)
+        if waits:
+            self._client.wait_soon()
         # Compressed slices are not batched: each one travels while the next is encoded.
         with nullcontext() if self._coders else self._client.batched():
             # By priority, so that all ranks send in the same order.
             for piece in reversed(slices):
-                part = slice(piece.offset, piece.offset + piece.numel)
-                gradient: Tensor | Coded = gradients[part]
-                target, decode, coder = into[part], None, self._coders.get(piece.key)
+                decode, coder = None, self._coders.get(piece.key)
                 lacks: tuple[int, ...] = ()
                 on_absent = None
                 if absent is not None:
                     parts = self._parts[piece.key]
                     lacks = absent.in_slice(parts)
                     on_absent = absent.on_reply(parts, lacks, None if coder is None else coder.restore)
-                if coder is not None:
+                if coder is None:
+                    push = self._prepared(piece, gradients, into)
+                else:
+                    part = slice(piece.offset, piece.offset + piece.numel)
                     gradient = coder.encode(gradients[part], lacks)
-                    target, decode = self._target(coder, target)
+                    target, decode = self._target(coder, into[part])
+                    push = self._client.prepare(piece.key, gradient, target)
                 own = of_slice(hyper, self._parts[piece.key]) if isinstance(hyper, HyperTable) else hyper
-                self._client.push_pull(
-                    piece.shard, piece.key, gradient, target, own, work, decode, lacks, on_absent
-                )
+                self._client.push_pull(piece.shard, push, own, work, decode, lacks, on_absent)
         return work
+
+    def _prepared(self, piece: Slice, gradients: Tensor, into: Tensor) -> PreparedPush:
+        """Returns the push of a slice, made once for the memory of its bucket."""
+        held = self._held.get(piece.key)
+        if held is None or held[0] is not gradients or held[1] is not into:
+            part = slice(piece.offset, piece.offset + piece.numel)
+            push = self._client.prepare(piece.key, gradients[part], into[part])
+            held = self._held[piece.key] = gradients, into, push
+        return held[2]
 
     def pull(self, index: int, into: Tensor) -> Work:
         """Starts to read one bucket's parameters, or the last mean, into `into`."""

@@ -142,7 +142,8 @@ class SliceTrial:
             for piece in slices:
                 part = self._zeros[piece.bucket][piece.offset : piece.offset + piece.numel]
                 if push:
-                    self._client.push_pull(piece.shard, piece.key, part, part, {}, work)
+                    prepared = self._client.prepare(piece.key, part, part)
+                    self._client.push_pull(piece.shard, prepared, {}, work)
                 else:
                     self._client.pull(piece.shard, piece.key, part, work)
         work.wait(self._communicator.timeout)

@@ -3,11 +3,11 @@
 Small buckets can leave early; large exchanges cost less per byte. Which matters more must be measured
 (`hubring.workers.reducer.tuning`). So buckets are small, and are sent in groups of variable size.
 
-Invariant: groups are sent in the same order on every rank, independent of the order in
-which backward finishes buckets. A ring needs that.
+Invariant: groups are sent in the same order on every rank, independent of the order in which backward
+finishes buckets. A ring needs that.
 
-A step can leave its exchange in flight (`leave`). Each such bucket is settled when it is
-needed. Until then its memory belongs to the communicator and must not change.
+A step can leave its exchange in flight (`leave`). Each such bucket is settled when it is needed. Until then
+its memory belongs to the communicator and must not change.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Exchange:
         seconds: Seconds so far that training spent sending buckets and waiting for exchanges.
         steps: Completed steps.
         timeout: Seconds that one step's exchange may take; None: no limit.
+        crosses: Whether a step may leave its exchange in flight.
         begun: Whether some bucket of this step was sent.
         complete: Whether every bucket of this step was sent.
         on_server: Whether the hub steps.
@@ -107,6 +108,7 @@ class Exchange:
         self.seconds = 0.0
         self.steps = 0
         self.timeout: float | None = None
+        self.crosses = False
         self.on_server = communicator.steps_on == "server"
         self.groups = groups
         self.hypers: dict[Bucket, StepHyper] = {}
@@ -122,7 +124,7 @@ class Exchange:
         self._regroups = False
         self._under_way: list[_Sent] = []
         self._left: dict[Bucket, _Sent] = {}
-        self._then: OnSettled = _nothing
+        self._then: OnSettled = lambda _: None
 
     @property
     def devices(self) -> set[torch.device]:
@@ -151,6 +153,8 @@ class Exchange:
     def _set_parts(self, parts: dict[int, list[Bucket]]) -> None:
         self.parts = dict(sorted(parts.items()))
         self.buckets = [bucket for part in self.parts.values() for bucket in part]
+        # With a stage, another thread goes on once it has read an answer.
+        self._waits = all(bucket.stage is None for bucket in self.buckets)
 
     def _set_groups(self, sent: list[BucketGroup], rest: list[BucketGroup]) -> None:
         self._groups = sent + sorted(rest, key=attrgetter("part"))
@@ -258,6 +262,7 @@ class Exchange:
         for bucket in group.buckets:
             bucket.seal(self.groups.left_out(bucket) if self.on_server else frozenset(), self.steps)
         self._count_sent(self._sent + 1)
+        self._communicator.waits_soon = self.complete and self._waits and not self.crosses
         # Where workers step, the hub compares the steps; a ring compares the parity in Bucket.presence.
         step = {"step": float(self.steps)}
         for load in group.loads:
@@ -368,8 +373,7 @@ class Exchange:
     def refresh(self) -> None:
         """Pulls the newest parameters without a push, where the hub steps. Raises as `finish`."""
         self.settle_all()
-        hub = self._communicator.stepping_hub
-        if hub is not None:
+        if (hub := self._communicator.stepping_hub) is not None:
             self._begin_waiting()
             self._wait([_Sent(bucket, hub.pull(bucket)) for bucket in self.buckets])
 
@@ -382,8 +386,7 @@ class Exchange:
         began = time.monotonic_ns()
         with self._communicator.waiting:
             for bucket, work, _ in under_way:
-                now = time.monotonic()
-                work.wait(None if self._deadline is None else max(0.0, self._deadline - now))
+                work.wait(None if self._deadline is None else max(0.0, self._deadline - time.monotonic()))
                 bucket.arrive()
                 if self.on_server:
                     # A local step does the same: autograd then refuses values that it saved before the step.
@@ -394,7 +397,3 @@ class Exchange:
         self.seconds += (ended - began) / 1e9
         if self._recorder is not None:
             self._recorder.waited(began, ended)
-
-
-def _nothing(_: Bucket) -> None:
-    """Does nothing: the hub has stepped."""

@@ -166,6 +166,7 @@ class Reducer:
         self.options = options
         self.passes.per_step = options.passes_per_step
         self.exchange.groups, self.exchange.timeout = options.groups, options.timeout
+        self.exchange.crosses = options.cross_barrier
         here, wanted = self.communicator, options.overlap
         overlap = Overlap(here, self.exchange, self._guard(), wanted=wanted)
         self.overlap = self.passes.overlap = overlap

@@ -19,13 +19,12 @@ shards = pytest.fixture(opened, name="shards")
 
 
 def test_the_calling_thread_sends_and_the_waiting_thread_receives(shards: ScriptedShards) -> None:
+    shards.connections.wait_soon()
     work = shards.ask(1)
     assert len(shards.wire.sent) == 1
-    timer = threading.Timer(0.1, shards.wire.answer, (1,))
-    timer.start()
+    shards.wire.answer(1)
     work.wait(SOON)
     assert shards.wire.threads == dict.fromkeys(("send", "receive"), threading.current_thread())
-    timer.join()
 
 
 def numbers_of(messages: list[Message]) -> list[int]:

@@ -144,5 +144,5 @@ def begin(client: KVClient, numel: int = NUMEL) -> torch.Tensor:
 def push(client: KVClient, gradient: torch.Tensor, into: torch.Tensor, *, attended: bool = True) -> Work:
     """Pushes a gradient; the parameters land in `into`."""
     work = Work("a push", 1, client.attend if attended else None)
-    client.push_pull(0, 0, gradient, into, HYPER, work)
+    client.push_pull(0, client.prepare(0, gradient, into), HYPER, work)
     return work

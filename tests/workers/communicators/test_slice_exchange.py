@@ -46,6 +46,8 @@ def test_only_what_is_absent_on_every_rank_keeps_its_residual(name: str, everywh
 class Recorder:
     """A client that keeps what is pushed."""
 
+    prepare = staticmethod(lambda key, *_: key)
+
     def __init__(self) -> None:
         self.pushes: list[tuple[int, tuple[int, ...], Callable[[tuple[int, ...]], None] | None]] = []
 

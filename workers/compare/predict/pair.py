@@ -128,7 +128,7 @@ class ShardConnection:
         work = Work("a measurement", len(parts), self._client.attend)
         with self._client.batched():
             for key, gradient, into in parts:
-                self._client.push_pull(0, key, gradient, into, {}, work)
+                self._client.push_pull(0, self._client.prepare(key, gradient, into), {}, work)
         work.wait(PATIENCE)
 
     def close(self) -> None:
