@@ -1821,6 +1821,7 @@ class ShardStats(_message.Message):
     DAMAGED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     COLLECTIVES_FIELD_NUMBER: _builtins.int
+    REPEATABLE_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     bytes_in: _builtins.int
     bytes_out: _builtins.int
@@ -1849,6 +1850,8 @@ class ShardStats(_message.Message):
     """messages that did not match their checksum"""
     collectives: _builtins.int
     """rounds of collectives that closed"""
+    repeatable: _builtins.int
+    """those in which a worker in a lost one's place can still take part"""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
@@ -1887,10 +1890,11 @@ class ShardStats(_message.Message):
         damaged: _builtins.int = ...,
         refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         collectives: _builtins.int = ...,
+        repeatable: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "collectives", b"collectives", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "collectives", b"collectives", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "refused", b"refused", "repeatable", b"repeatable", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

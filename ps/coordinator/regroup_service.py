@@ -220,7 +220,10 @@ class RegroupService:
             silent = any(why and shard.worker not in gone for shard, why in errors)
             job.exchanged = silent or met or not lost.issubset(membership.disconnected)
         stats = [shard.last_stats for shard in shards]
-        job.exchanged |= any(each.newest > model.step or each.collectives for each in stats)
+        repeats = not (job.colocated or job.keeps_going)  # a lost shard's results are gone
+        job.exchanged |= any(
+            each.newest > model.step or each.collectives > each.repeatable * repeats for each in stats
+        )
         job.exchanged |= job.colocated and (model.settled or model.trial is not None)
 
     async def _look(self, generations: Generations) -> None:

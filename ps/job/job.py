@@ -77,7 +77,7 @@ class Job(JobState):
         self.progress: dict[int, Progress] = {}
         self.completion = Completion()
         self._workers, self._lease = workers, lease_seconds
-        self._keep_going, self._colocate, self._lockstep = keep_going, colocate, lockstep
+        self.keeps_going, self._colocate, self._lockstep = keep_going, colocate, lockstep
         self.membership: Membership | None = None
         self.generations = Generations()
         self._standstill = Standstill(self.tell, self.fail)
@@ -337,7 +337,7 @@ class Job(JobState):
 
     @property
     def _survives_loss(self) -> bool:
-        goes_on = self._keep_going and self.topology == "hub" and not self.colocated
+        goes_on = self.keeps_going and self.topology == "hub" and not self.colocated
         return goes_on or (self.generations.heals and len(self.members) >= self.generations.least)
 
     def slowest(self) -> str:

@@ -1,4 +1,4 @@
-"""Workers that end before the first exchange: each of their ranks is free again, and the others wait."""
+"""Workers that end before the first step: each of their ranks is free again, and the others wait."""
 
 from __future__ import annotations
 
@@ -24,12 +24,16 @@ def pause(*_):
 joins, where = Admission.join, sys.argv.pop(1)
 if where == "join":
     Admission.join = lambda *arguments: pause(joins(*arguments))
+if where == "step":
+    hubring.DistributedOptimizer.step = pause
 hubring.init()
 if where == "init":
     pause()
 small.main()
 """
-"""Pauses before the first heartbeat (`join`), or after `init`, as one that loads data."""
+"""Pauses before the first heartbeat (`join`), after `init`, as one that loads data, or after the first
+backward (`step`), whose gradients the workers show each other.
+"""
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
@@ -51,9 +55,11 @@ def test_a_worker_that_gives_up_frees_its_rank(cluster: Cluster, topology: str) 
         ("init", [], "ring", 0),
         ("init", ["--on-loss", "wait"], "hub", 1),
         ("init", ["--colocate"], "hub", 1),
+        ("step", ["--on-loss", "wait"], "hub", 0),
+        pytest.param("step", ["--on-loss", "wait", "--standby", "1"], "hub", 1, marks=pytest.mark.full),
     ],
 )
-def test_a_worker_that_is_killed_before_the_first_exchange_is_waited_for(
+def test_a_worker_that_is_killed_before_the_first_step_is_waited_for(
     cluster: Cluster, tmp_path: Path, where: str, flags: list[str], topology: str, rank: int
 ) -> None:
     server, address = cluster.server("--workers", "3", "--once", "--lease", "1000", *flags)
