@@ -186,7 +186,7 @@ class Quorum:
         """How many shards the job needs before it can begin; a ring needs none."""
         if self._job.topology == "ring":
             return 0
-        return self._job.world_size if self._colocate else self._wanted
+        return self._job.world_size - self._job.spared if self._colocate else self._wanted
 
     @property
     def shards_missing(self) -> str:

@@ -44,6 +44,8 @@ class JobState:
     """The first worker that finished, in lockstep."""
     warned: bool = False
     """Whether the others know that they step without it."""
+    spared: int = 0
+    """How many of its shards ended with workers that had finished."""
     news: dict[int, list[str]] = field(default_factory=dict)
     """What each rank learns with its next heartbeat."""
 
