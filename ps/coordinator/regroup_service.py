@@ -80,10 +80,16 @@ class Rendezvous(BoardState):
         self.sizes[rank] += _entry_bytes(key, value)
         await self._notifier.announce()
 
-    async def find(self, key: str, seconds: float, ended: Callable[[], bool] = lambda: False) -> str:
-        """Waits for a value and returns it; empty after `seconds` without one, or if the wait has `ended`."""
-        await self._notifier.wait_for(lambda: key in self.values or ended(), seconds)
-        return self.values.get(key, "")
+    async def find(
+        self,
+        key: str,
+        seconds: float,
+        ended: Callable[[], bool] = lambda: False,
+        ready: Callable[[], bool] = lambda: True,
+    ) -> str:
+        """Waits until a value is there and ready; empty after `seconds` without it, or if it has `ended`."""
+        await self._notifier.wait_for(lambda: (key in self.values and ready()) or ended(), seconds)
+        return self.values.get(key, "") if ready() else ""
 
     def folder(self, key: str) -> dict[str, str]:
         """Returns other values of the key's folder, by name; of a large folder only some.
@@ -202,6 +208,13 @@ class RegroupService:
             await self._notifier.wait_for(entered, min(left, REGROUP_LOOK_SECONDS))
         return generations.current
 
+    def has_met(self, board: Rendezvous) -> bool:
+        """Returns whether a ring connects: all its workers are at the first exchange, and none was killed."""
+        job, membership = self._job, self._job.membership
+        if membership is not None and not membership.disconnected:
+            job.exchanged |= all(f"{MEETING}/{rank}" in board.values for rank in range(job.world_size))
+        return job.exchanged
+
     async def note_exchange(self, now: float, model: AgreedModel, board: Rendezvous) -> None:
         """Notes whether a worker lost `now` may have exchanged something, as a silent one still may.
 
@@ -213,9 +226,7 @@ class RegroupService:
             return
         errors = zip(shards, await self._fleet.look(TURN_SECONDS), strict=True)
         if membership is not None and lost:
-            met = any(member.rank in board.counts for member in lost)
-            if job.topology == "ring":  # connects once all have come
-                met = all(f"{MEETING}/{rank}" in board.values for rank in range(job.world_size))
+            met = job.topology == "hub" and any(member.rank in board.counts for member in lost)
             gone = {one.incarnation for one in lost}
             silent = any(why and shard.worker not in gone for shard, why in errors)
             job.exchanged = silent or met or not lost.issubset(membership.disconnected)
