@@ -1481,22 +1481,28 @@ class ShardHeartbeatReply(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     DISMISSED_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
+    DEPARTED_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """the server no longer needs this shard"""
     dismissed: _builtins.str
     """with stop: the error, if a standby has replaced this shard, or is given up"""
     given_up: _builtins.bool
     """the standby of that stream is given up: go on without it"""
+    @_builtins.property
+    def departed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """processes of this host that were replaced or given up, and may be frozen"""
+
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
         dismissed: _builtins.str = ...,
         given_up: _builtins.bool = ...,
+        departed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dismissed", b"dismissed", "given_up", b"given_up", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["departed", b"departed", "dismissed", b"dismissed", "given_up", b"given_up", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -207,6 +207,7 @@ class Fleet:
 
     def add(self, known: ShardState, now: float) -> Shard:
         """Adds a shard or a standby."""
+        self.departed.discard((known.host, known.pid))  # another process has the number now
         address, key = ShardAddress(known.host_id, known.addresses, known.key).way("grpc")
         channel = open_async_channel(address, key.access._replace(secret=known.token))
         shard = Shard(known, channel, ShardControlStub(channel), now)
