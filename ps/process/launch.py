@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
-import psutil
-
 
 def module_command(
     module: str, *words: str, program: str = sys.executable, options: Sequence[str] = ()
@@ -75,6 +73,8 @@ def await_parent_end(parent: int, *also: int) -> None:
 
 def kill_siblings(pids: Iterable[int], parent: int) -> None:
     """Kills those of the processes that are children of this process's parent."""
+    import psutil  # takes about 20 ms to import
+
     for pid in pids if os.getppid() == parent else ():
         with suppress(psutil.NoSuchProcess):
             if (sibling := psutil.Process(pid)).ppid() == parent:

@@ -76,10 +76,12 @@ def find_access(
     own: OwnCertificate = NO_CERTIFICATE,
     *,
     insecure: bool = False,
+    busy_seconds: float = 0.0,
 ) -> Access:
     """Returns the access of this user to a server that has proved itself.
 
-    It waits up to `seconds` for the server to listen, and for its token file: both may be starting.
+    It waits up to `seconds` for the server to listen, and for its token file: both may be starting. It tries
+    again for `busy_seconds` if a server listens and does not shake hands, as one that is busy or paused.
 
     Args:
         address: The server's `HOST:PORT`.
@@ -88,11 +90,25 @@ def find_access(
         seconds: How long to wait.
         own: The caller's certificate, and the authority of the server's.
         insecure: Whether to trust a server that proves nothing, and encrypts nothing.
+        busy_seconds: See above.
 
     Raises:
         ConfigError: There is no token for this role, or the file belongs to another server.
         ServerUnreachable: No server answers with TLS.
     """
+    began = time.monotonic()
+    while True:
+        try:
+            return _find(address, role, file, seconds, own, insecure=insecure)
+        except ServerUnreachable as error:
+            if not isinstance(error.__cause__, TimeoutError) or time.monotonic() - began > busy_seconds:
+                raise
+            log.warning("%s; a process listens there, so this program tries again", error)
+
+
+def _find(
+    address: str, role: Role, file: Path | None, seconds: float, own: OwnCertificate, *, insecure: bool
+) -> Access:
     if insecure and file is not None:
         raise ConfigError(
             f"--token-file {file} is for a server that asks for tokens, and --insecure for one that asks for"

@@ -113,12 +113,12 @@ class Registration:
                     raise refused_error(self._control, details(error)) from error
                 if time.monotonic() - heard > patience(error, BUSY_SECONDS, self._patience):
                     raise ServerUnreachable(
-                        f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
+                        f"no server answers at {self._control} for {time.monotonic() - heard:.0f} s:"
                         f" {probe(self._control)} ({describe(error)});"
                         " check the address, or start the server first"
                     ) from error
                 if not logged:
-                    log.info("no server at %s yet; retrying for %g s", self._control, self._patience)
+                    log.info("no server at %s yet; trying again", self._control)
                 logged = True
                 continue
             if reply.refused:
