@@ -205,16 +205,16 @@ class Quorum:
         """Returns what a worker that asked to join waits for, and the fix, in words."""
         if self._job.ends_before(joiner):
             return self._job.ending()
-        return ". ".join(filter(None, (self.waiting_for(), self.fix())))
+        return ". ".join(filter(None, (self.waiting_for(), self._fix(joiner))))
 
     def waiting_for(self) -> str:
         """Returns what is missing before the job can begin, in words."""
         parts = [self._awaited_shards(), "" if self._job.started else self._job.waiting_for()]
         return "; ".join(filter(None, parts))
 
-    def fix(self) -> str:
-        """Returns what a person can do about it; empty if only shards are on their way."""
-        if not self._job.started:
+    def _fix(self, joiner: Joiner) -> str:
+        """Returns what a person can do about it; empty if all are on their way, as a launcher's are."""
+        if not self._job.started and not joiner.world_size:
             return "Start them, or restart the server with a smaller --workers"
         if self._awaited and self.shards_missing:
             return "Start them, or restart the server with a smaller --await-shards"

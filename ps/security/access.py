@@ -118,6 +118,8 @@ def _find(
     listens = _await_listener(address, deadline)
     if insecure:
         return _without_proof(address, own, listens=listens)
+    if file is not None and not listens and _may_come(file):  # a server that ended has deleted it
+        raise ServerUnreachable(f"no server listens at {address}, and there is no {file}")
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
         if listens and uses_tls(address, deadline - time.monotonic(), ANSWER_SECONDS):

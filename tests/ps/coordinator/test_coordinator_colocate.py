@@ -73,7 +73,8 @@ async def test_the_launcher_may_say_how_many_bring_a_shard() -> None:
     hub = Colocated(workers=0)
     first = await hub.summoned("a", world_size=3)
     await hub.shard("shard of a", first.incarnation)
-    assert "waiting for 2 of 3 workers" in (await hub.join("a", world_size=3, brings_shard=True)).text
+    text = (await hub.join("a", world_size=3, brings_shard=True)).text
+    assert text == "waiting for 2 of 3 workers (ranks 1, 2 not started yet)", "a launcher starts them"
 
 
 async def test_before_the_start_a_shard_goes_with_its_worker_and_another_takes_its_number() -> None:
