@@ -195,11 +195,10 @@ class Quorum:
         Shards that the server or the workers start are on their way: they import torch.
         """
         missing, wanted = self.shards_wanted - len(self._fleet.shards), self.shards_wanted
-        if missing <= 0 and wanted and not self._fleet.guarded:
-            return f"{'waiting for' if self._awaited else 'starting'} the standbys of {wanted} shards"
-        if missing <= 0:
+        if missing <= 0 and (not wanted or self._fleet.guarded):
             return ""
-        return f"{'waiting for' if self._awaited else 'starting'} {missing} of {wanted} shards"
+        what = f"{missing} of" if missing > 0 else "the standbys of"
+        return f"{'waiting for' if self._awaited else 'starting'} {what} {wanted} shards"
 
     def awaited(self, joiner: Joiner) -> str:
         """Returns what a worker that asked to join waits for, and the fix, in words."""

@@ -28,6 +28,8 @@ from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.generations import MEETING, Generation, Generations
 from hubring.ps.job.job import Job
 
+Condition = Callable[[], bool]
+
 KEY_BYTES = 256
 """Maximum bytes of a key."""
 VALUE_BYTES = 64 << 10
@@ -80,13 +82,7 @@ class Rendezvous(BoardState):
         self.sizes[rank] += _entry_bytes(key, value)
         await self._notifier.announce()
 
-    async def find(
-        self,
-        key: str,
-        seconds: float,
-        ended: Callable[[], bool] = lambda: False,
-        ready: Callable[[], bool] = lambda: True,
-    ) -> str:
+    async def find(self, key: str, seconds: float, ended: Condition, ready: Condition) -> str:
         """Waits until a value is there and ready; empty after `seconds` without it, or if it has `ended`."""
         await self._notifier.wait_for(lambda: (key in self.values and ready()) or ended(), seconds)
         return self.values.get(key, "") if ready() else ""
@@ -129,18 +125,15 @@ class Rendezvous(BoardState):
         keys = self.counts[rank] + (writer != rank)
         if keys > RANK_KEYS:
             raise UsageError(f"rank {rank} published {RANK_KEYS} keys, the maximum; publish under fewer keys")
-        own = self.sizes[rank] + _entry_bytes(key, value) - replaced * (writer == rank)
-        if own > RANK_BYTES:
-            raise UsageError(
-                f"rank {rank} would publish {own} bytes, but the maximum is {RANK_BYTES};"
-                " publish shorter or fewer values"
-            )
-        total = self.sizes.total() + _entry_bytes(key, value) - replaced
-        if total > TOTAL_BYTES:
-            raise UsageError(
-                f"the workers would publish {total} bytes, but the maximum is {TOTAL_BYTES};"
-                " publish shorter or fewer values"
-            )
+        own = self.sizes[rank] - replaced * (writer == rank)
+        bounds = (
+            (f"rank {rank}", own, RANK_BYTES),
+            ("the workers", self.sizes.total() - replaced, TOTAL_BYTES),
+        )
+        for who, others, most in bounds:
+            if (nbytes := others + _entry_bytes(key, value)) > most:
+                text = f"{who} would publish {nbytes} bytes, but the maximum is {most}"
+                raise UsageError(f"{text}; publish shorter or fewer values")
 
 
 def _folder_of(key: str) -> str:

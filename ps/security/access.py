@@ -96,19 +96,6 @@ def find_access(
         ConfigError: There is no token for this role, or the file belongs to another server.
         ServerUnreachable: No server answers with TLS.
     """
-    began = time.monotonic()
-    while True:
-        try:
-            return _find(address, role, file, seconds, own, insecure=insecure)
-        except ServerUnreachable as error:
-            if not isinstance(error.__cause__, TimeoutError) or time.monotonic() - began > busy_seconds:
-                raise
-            log.warning("%s; a process listens there, so this program tries again", error)
-
-
-def _find(
-    address: str, role: Role, file: Path | None, seconds: float, own: OwnCertificate, *, insecure: bool
-) -> Access:
     if insecure and file is not None:
         raise ConfigError(
             f"--token-file {file} is for a server that asks for tokens, and --insecure for one that asks for"
@@ -133,8 +120,15 @@ def _find(
     # A copied token may be older than the certificate that an authority signed.
     by_authority = bool(own.authority) and file is not None
     proof = Proof("" if by_authority else token.digest, own, named=by_authority)
-    peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
-    return Access(token.secret, peer.certificate, peer.name, own.identity)
+    while True:
+        try:
+            peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
+        except ServerUnreachable as error:
+            if not isinstance(error.__cause__, TimeoutError) or time.monotonic() > deadline + busy_seconds:
+                raise
+            log.warning("%s; a process listens there, so this program tries again", error)
+        else:
+            return Access(token.secret, peer.certificate, peer.name, own.identity)
 
 
 def _without_proof(address: str, own: OwnCertificate, *, listens: bool) -> Access:
