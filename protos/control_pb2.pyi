@@ -1481,22 +1481,28 @@ class ShardHeartbeatReply(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     DISMISSED_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
+    DEPARTED_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
     """the server no longer needs this shard"""
     dismissed: _builtins.str
     """with stop: the error, if a standby has replaced this shard, or is given up"""
     given_up: _builtins.bool
     """the standby of that stream is given up: go on without it"""
+    @_builtins.property
+    def departed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """processes of this host that were replaced or given up, and may be frozen"""
+
     def __init__(
         self,
         *,
         stop: _builtins.bool = ...,
         dismissed: _builtins.str = ...,
         given_up: _builtins.bool = ...,
+        departed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dismissed", b"dismissed", "given_up", b"given_up", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["departed", b"departed", "dismissed", b"dismissed", "given_up", b"given_up", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1821,6 +1827,7 @@ class ShardStats(_message.Message):
     DAMAGED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     COLLECTIVES_FIELD_NUMBER: _builtins.int
+    REPEATABLE_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     bytes_in: _builtins.int
     bytes_out: _builtins.int
@@ -1849,6 +1856,8 @@ class ShardStats(_message.Message):
     """messages that did not match their checksum"""
     collectives: _builtins.int
     """rounds of collectives that closed"""
+    repeatable: _builtins.int
+    """those in which a worker in a lost one's place can still take part"""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
@@ -1887,10 +1896,11 @@ class ShardStats(_message.Message):
         damaged: _builtins.int = ...,
         refused: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         collectives: _builtins.int = ...,
+        repeatable: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "collectives", b"collectives", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "collectives", b"collectives", "cpu_ns", b"cpu_ns", "damaged", b"damaged", "dropped", b"dropped", "duplicates", b"duplicates", "gpu_bytes", b"gpu_bytes", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "memory_bytes", b"memory_bytes", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "refused", b"refused", "repeatable", b"repeatable", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

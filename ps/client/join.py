@@ -38,9 +38,6 @@ from hubring.ps.transport.host import probe, start_command
 
 log = logging.getLogger(__name__)
 
-PROOF_SECONDS = 25.0
-"""How long a server that listens may be too busy for its handshakes, or be paused."""
-
 
 def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecure: bool) -> Access:
     """Returns a worker's access to a server that has proved itself.
@@ -55,17 +52,13 @@ def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecur
         ServerUnreachable: No server answers.
         ConfigError: The server is another one, or the worker has no token for it.
     """
-    began = time.monotonic()
-    while True:
-        try:
-            return find_access(address, Role.WORKER, token_file, CONNECT_SECONDS, own, insecure=insecure)
-        except ServerUnreachable as error:
-            silent = _silent(address, began)
-            # With this cause a server listens, and does not shake hands.
-            if not isinstance(error.__cause__, TimeoutError) or time.monotonic() - began > PROOF_SECONDS:
-                raise silent from error
-            log.warning("%s", silent)
-            log.info("a process listens there, so this worker tries again")
+    began, times = time.monotonic(), (CONNECT_SECONDS, own)
+    try:
+        return find_access(
+            address, Role.WORKER, token_file, *times, insecure=insecure, busy_seconds=BUSY_SECONDS
+        )
+    except ServerUnreachable as error:
+        raise _silent(address, began) from error
 
 
 def join_request(

@@ -177,7 +177,7 @@ class CheckpointSchedule(ScheduleState):
         self.failure: HubringError | None = None
         """Why the job's last attempt to save failed."""
         self.states = WorkerStates(directory)
-        self._fleet, self._directory = fleet, directory
+        self._fleet, self.directory = fleet, directory
         self._every = every
         self._clock = clock
         self._held = held
@@ -194,7 +194,7 @@ class CheckpointSchedule(ScheduleState):
     def due(self, now: float) -> bool:
         """Returns whether it is time for the next checkpoint."""
         waited = now - self.tried_at >= self._every
-        return self._directory is not None and waited and not self._saving.locked()
+        return self.directory is not None and waited and not self._saving.locked()
 
     @property
     def saving(self) -> bool:
@@ -207,11 +207,11 @@ class CheckpointSchedule(ScheduleState):
 
     def age(self, now: float) -> float | None:
         """Returns the seconds since the last checkpoint, or since the job began; None without checkpoints."""
-        return None if self._directory is None else now - self.saved_at
+        return None if self.directory is None else now - self.saved_at
 
     def newest(self) -> tuple[Path, Manifest] | None:
         """Returns the checkpoint from which a failed job resumes."""
-        return checkpoints.newest(self._directory) if self._directory else None
+        return checkpoints.newest(self.directory) if self.directory else None
 
     async def save(self) -> tuple[Path, int]:
         """Writes a checkpoint now; returns its folder and its step.
@@ -219,11 +219,11 @@ class CheckpointSchedule(ScheduleState):
         Raises:
             ConfigError: There is no directory, there is nothing to save, or the save was cancelled.
         """
-        if self._directory is None:
+        if self.directory is None:
             raise ConfigError("this server writes no checkpoints; restart the server with --checkpoint-dir")
         async with self._saving:
             work = self._under_way = asyncio.create_task(
-                write_checkpoint(self._fleet, self.states, self._directory, self._held)
+                write_checkpoint(self._fleet, self.states, self.directory, self._held)
             )
             try:
                 await asyncio.wait([work])
@@ -255,7 +255,7 @@ class CheckpointSchedule(ScheduleState):
 
     async def save_last(self) -> None:
         """Writes a checkpoint of the stopped job, if there is a checkpoint directory."""
-        if self._directory is not None:
+        if self.directory is not None:
             await self._try_to_save()
 
     async def _try_to_save(self) -> None:

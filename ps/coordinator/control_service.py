@@ -225,11 +225,14 @@ class Control(ControlServicer):
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             return pb.RendezvousReply(value=value)
 
+        meets, meeting = request.key.startswith(MEETING), self._coordinator.meeting
+
         def ended() -> bool:
-            alone = request.key.startswith(MEETING) and bool(job.finished(_sender(request)))
+            alone = meets and bool(job.finished(_sender(request)))
             return alone or job.generations.has_ended(request.generation, job.members)
 
-        value = await board.find(request.key, request.wait_seconds, ended)
+        ready = (lambda: meeting.has_met(board)) if meets else lambda: True
+        value = await board.find(request.key, request.wait_seconds, ended, ready)
         if not value:
             return pb.RendezvousReply(broken=ended())
         return pb.RendezvousReply(value=value, folder=board.folder(request.key))

@@ -237,6 +237,7 @@ class Coordinator(CoordinatorState):
             self.rendezvous.remove(f"{MEETING}/{lost.rank}")  # another worker may take the rank
         if not self.quorum.complete:
             await self.fleet.dismiss(self.quorum.orphans(now - self.config.lease))
+        await self.shutdown.spare(now)
         if await self.standbys.check():
             await self._notifier.announce()
         # A task, because a shard that is lost must not block what notices its loss.
@@ -347,7 +348,8 @@ class Coordinator(CoordinatorState):
             if self.quorum.complete and self.job.failure is None:
                 await self.fleet.publish(self.job)
         except JobFailed as error:
-            self.job.fail(error)
+            if not (isinstance(error, ShardSilent) and self.shutdown.spares(error.worker)):
+                self.job.fail(error)
 
     async def _end_job(self) -> None:
         """Saves the job after its last worker left; then stops the server or begins the next job."""

@@ -186,7 +186,7 @@ class Quorum:
         """How many shards the job needs before it can begin; a ring needs none."""
         if self._job.topology == "ring":
             return 0
-        return self._job.world_size if self._colocate else self._wanted
+        return self._job.world_size - self._job.spared if self._colocate else self._wanted
 
     @property
     def shards_missing(self) -> str:
@@ -195,26 +195,25 @@ class Quorum:
         Shards that the server or the workers start are on their way: they import torch.
         """
         missing, wanted = self.shards_wanted - len(self._fleet.shards), self.shards_wanted
-        if missing <= 0 and wanted and not self._fleet.guarded:
-            return f"{'waiting for' if self._awaited else 'starting'} the standbys of {wanted} shards"
-        if missing <= 0:
+        if missing <= 0 and (not wanted or self._fleet.guarded):
             return ""
-        return f"{'waiting for' if self._awaited else 'starting'} {missing} of {wanted} shards"
+        what = f"{missing} of" if missing > 0 else "the standbys of"
+        return f"{'waiting for' if self._awaited else 'starting'} {what} {wanted} shards"
 
     def awaited(self, joiner: Joiner) -> str:
         """Returns what a worker that asked to join waits for, and the fix, in words."""
         if self._job.ends_before(joiner):
             return self._job.ending()
-        return ". ".join(filter(None, (self.waiting_for(), self.fix())))
+        return ". ".join(filter(None, (self.waiting_for(), self._fix(joiner))))
 
     def waiting_for(self) -> str:
         """Returns what is missing before the job can begin, in words."""
         parts = [self._awaited_shards(), "" if self._job.started else self._job.waiting_for()]
         return "; ".join(filter(None, parts))
 
-    def fix(self) -> str:
-        """Returns what a person can do about it; empty if only shards are on their way."""
-        if not self._job.started:
+    def _fix(self, joiner: Joiner) -> str:
+        """Returns what a person can do about it; empty if all are on their way, as a launcher's are."""
+        if not self._job.started and not joiner.world_size:
             return "Start them, or restart the server with a smaller --workers"
         if self._awaited and self.shards_missing:
             return "Start them, or restart the server with a smaller --await-shards"

@@ -183,7 +183,9 @@ class Standbys:
             self._give_up(standby, f"cannot be reached by {shard}")
         elif standby is not None and request.stalled:  # `check` gives it up, unless it is only busy
             standby.returns_by = min(standby.returns_by, standby.heard + STALLED_LEASE_SECONDS)
-        return pb.ShardHeartbeatReply(given_up=bool(stream) and stream not in (shard.stream, shard.joining))
+        given_up = bool(stream) and stream not in (shard.stream, shard.joining)
+        departed = [pid for host, pid in self._fleet.departed if host == shard.host]
+        return pb.ShardHeartbeatReply(given_up=given_up, departed=departed)
 
     async def successor(self, shard: Shard) -> Shard | None:
         """Waits until a shard that did not answer a call is replaced; None if it is not."""

@@ -28,6 +28,8 @@ from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.generations import MEETING, Generation, Generations
 from hubring.ps.job.job import Job
 
+Condition = Callable[[], bool]
+
 KEY_BYTES = 256
 """Maximum bytes of a key."""
 VALUE_BYTES = 64 << 10
@@ -80,10 +82,10 @@ class Rendezvous(BoardState):
         self.sizes[rank] += _entry_bytes(key, value)
         await self._notifier.announce()
 
-    async def find(self, key: str, seconds: float, ended: Callable[[], bool] = lambda: False) -> str:
-        """Waits for a value and returns it; empty after `seconds` without one, or if the wait has `ended`."""
-        await self._notifier.wait_for(lambda: key in self.values or ended(), seconds)
-        return self.values.get(key, "")
+    async def find(self, key: str, seconds: float, ended: Condition, ready: Condition) -> str:
+        """Waits until a value is there and ready; empty after `seconds` without it, or if it has `ended`."""
+        await self._notifier.wait_for(lambda: (key in self.values and ready()) or ended(), seconds)
+        return self.values.get(key, "") if ready() else ""
 
     def folder(self, key: str) -> dict[str, str]:
         """Returns other values of the key's folder, by name; of a large folder only some.
@@ -123,18 +125,15 @@ class Rendezvous(BoardState):
         keys = self.counts[rank] + (writer != rank)
         if keys > RANK_KEYS:
             raise UsageError(f"rank {rank} published {RANK_KEYS} keys, the maximum; publish under fewer keys")
-        own = self.sizes[rank] + _entry_bytes(key, value) - replaced * (writer == rank)
-        if own > RANK_BYTES:
-            raise UsageError(
-                f"rank {rank} would publish {own} bytes, but the maximum is {RANK_BYTES};"
-                " publish shorter or fewer values"
-            )
-        total = self.sizes.total() + _entry_bytes(key, value) - replaced
-        if total > TOTAL_BYTES:
-            raise UsageError(
-                f"the workers would publish {total} bytes, but the maximum is {TOTAL_BYTES};"
-                " publish shorter or fewer values"
-            )
+        own = self.sizes[rank] - replaced * (writer == rank)
+        bounds = (
+            (f"rank {rank}", own, RANK_BYTES),
+            ("the workers", self.sizes.total() - replaced, TOTAL_BYTES),
+        )
+        for who, others, most in bounds:
+            if (nbytes := others + _entry_bytes(key, value)) > most:
+                text = f"{who} would publish {nbytes} bytes, but the maximum is {most}"
+                raise UsageError(f"{text}; publish shorter or fewer values")
 
 
 def _folder_of(key: str) -> str:
@@ -202,6 +201,13 @@ class RegroupService:
             await self._notifier.wait_for(entered, min(left, REGROUP_LOOK_SECONDS))
         return generations.current
 
+    def has_met(self, board: Rendezvous) -> bool:
+        """Returns whether a ring connects: all its workers are at the first exchange, and none was killed."""
+        job, membership = self._job, self._job.membership
+        if membership is not None and not membership.disconnected:
+            job.exchanged |= all(f"{MEETING}/{rank}" in board.values for rank in range(job.world_size))
+        return job.exchanged
+
     async def note_exchange(self, now: float, model: AgreedModel, board: Rendezvous) -> None:
         """Notes whether a worker lost `now` may have exchanged something, as a silent one still may.
 
@@ -213,14 +219,15 @@ class RegroupService:
             return
         errors = zip(shards, await self._fleet.look(TURN_SECONDS), strict=True)
         if membership is not None and lost:
-            met = any(member.rank in board.counts for member in lost)
-            if job.topology == "ring":  # connects once all have come
-                met = all(f"{MEETING}/{rank}" in board.values for rank in range(job.world_size))
+            met = job.topology == "hub" and any(member.rank in board.counts for member in lost)
             gone = {one.incarnation for one in lost}
             silent = any(why and shard.worker not in gone for shard, why in errors)
             job.exchanged = silent or met or not lost.issubset(membership.disconnected)
         stats = [shard.last_stats for shard in shards]
-        job.exchanged |= any(each.newest > model.step or each.collectives for each in stats)
+        repeats = not (job.colocated or job.keeps_going)  # a lost shard's results are gone
+        job.exchanged |= any(
+            each.newest > model.step or each.collectives > each.repeatable * repeats for each in stats
+        )
         job.exchanged |= job.colocated and (model.settled or model.trial is not None)
 
     async def _look(self, generations: Generations) -> None:

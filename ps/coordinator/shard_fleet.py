@@ -51,11 +51,12 @@ class ShardSilent(JobFailed):
 
     Attributes:
         cause: The message without its fix, for a caller that knows a better one.
+        worker: As `ShardState.worker`.
     """
 
-    def __init__(self, cause: str) -> None:
+    def __init__(self, cause: str, worker: int = 0) -> None:
         super().__init__(f"{cause}. {RESTART_JOB}")
-        self.cause = cause
+        self.cause, self.worker = cause, worker
 
 
 @dataclass(eq=False, repr=False)
@@ -206,6 +207,7 @@ class Fleet:
 
     def add(self, known: ShardState, now: float) -> Shard:
         """Adds a shard or a standby."""
+        self.departed.discard((known.host, known.pid))  # another process has the number now
         address, key = ShardAddress(known.host_id, known.addresses, known.key).way("grpc")
         channel = open_async_channel(address, key.access._replace(secret=known.token))
         shard = Shard(known, channel, ShardControlStub(channel), now)
@@ -369,7 +371,7 @@ class Fleet:
 
 
 def _silent(shard: Shard, error: grpc.aio.AioRpcError) -> ShardSilent:
-    return ShardSilent(f"{shard} does not answer ({describe(error)})")
+    return ShardSilent(f"{shard} does not answer ({describe(error)})", shard.worker)
 
 
 async def _no_successor(shard: Shard) -> Shard | None:

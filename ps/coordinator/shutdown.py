@@ -165,11 +165,31 @@ class Shutdown:
         """
         fix = RESTART_JOB if self._colocate else RESTART_ALL
         lost = f"at about step {self._job.step}; its part of the parameters is lost"
+        if self._colocate and self._job.finish:
+            lost += ", which other workers or the last checkpoint still need"
         error = JobFailed(f"{what}, {lost if self._job.started else 'before the job began'}. {fix}")
         if not self._colocate and self.failure is None:
             self.failure = error
         self.lost.set()
         self._job.fail(error)
+
+    def spares(self, worker: int) -> bool:
+        """Whether a worker that finished leaves a shard that no one needs: all took its steps, none saves."""
+        job, membership = self._job, self._job.membership
+        gone = None if membership is None else membership.departed.get(worker)
+        if gone is None or not gone.left or job.finish is None or self._checkpoints.directory is not None:
+            return False
+        return all(job.progress[each.rank].step == job.finish.step for each in job.members)
+
+    async def spare(self, now: float) -> None:
+        """Removes the silent shards that the others need no more."""
+        gone = [shard for shard in self._fleet.silent(now) if self.spares(shard.worker)]
+        for shard in gone:
+            line = f"{shard} ended with its worker, which had finished; the others have its parameters"
+            log.warning("%s", line)
+            self._job.tell(line)
+        self._job.spared += len(gone)
+        await self._fleet.dismiss(gone)
 
     def verdict(self) -> JobVerdict:
         """Returns how the job ended."""

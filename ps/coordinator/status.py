@@ -17,6 +17,8 @@ from hubring.ps.job.outcome import JobOutcome
 from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY
 from hubring.ps.transport.host import bracketed, reachable
 
+_SHOWN = ("samples", "metrics", "cpu_seconds", "memory_bytes", "gpu_bytes")
+
 
 def worker_rows(job: Job, now: float) -> list[dict[str, Any]]:
     """Returns the last report of each worker, in rank order; `loss` is None if it is not finite."""
@@ -32,12 +34,8 @@ def worker_rows(job: Job, now: float) -> list[dict[str, Any]]:
                 "step": progress.step,
                 "loss": progress.loss if math.isfinite(progress.loss) else None,
                 "steps_per_second": round(progress.step_rate.rate, 3),
-                "samples": sent.samples,
                 "samples_per_second": round(progress.sample_rate.rate, 3),
-                "metrics": dict(sent.metrics),
-                "cpu_seconds": sent.cpu_seconds,
-                "memory_bytes": sent.memory_bytes,
-                "gpu_bytes": sent.gpu_bytes,
+                **{name: getattr(sent, name) for name in _SHOWN},
                 "seconds_waiting": round(progress.waiting, 3),
                 "seconds_since_heartbeat": round(now - progress.heard, 3),
             }

@@ -77,6 +77,7 @@ class Stats:
         oldest: Lowest version of any key; 0 without keys.
         newest: Highest version of any key; 0 without keys.
         collectives: Rounds of collectives that closed.
+        repeatable: Those in which a worker in a lost one's place can still take part.
         staleness: Number of pushes that were applied at each staleness.
         partial: Rounds that closed without some of the job's first members.
     """
@@ -88,6 +89,7 @@ class Stats:
     oldest: int = 0
     newest: int = 0
     collectives: int = 0
+    repeatable: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
     partial: deque[PartialRounds] = field(default_factory=lambda: deque(maxlen=MAX_RUNS))
     _latest: dict[int, PartialRounds] = field(default_factory=dict)

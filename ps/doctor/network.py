@@ -26,7 +26,14 @@ from hubring.ps.core.types import PROTOCOL
 from hubring.ps.doctor.check import LOOPBACK, Finding, Subject, failure, ok, skipped, warning
 from hubring.ps.doctor.software import PACKAGE
 from hubring.ps.transport.grpc.calls import details, whole
-from hubring.ps.transport.host import bracketed, interface_addresses, numeric, reachable, refusal
+from hubring.ps.transport.host import (
+    bracketed,
+    interface_addresses,
+    numeric,
+    reachable,
+    refusal,
+    start_command,
+)
 
 OWN_NAME, INTERFACES, CONTROL_PORT = "own name", "interfaces", "control port"
 UNPRIVILEGED = 1024
@@ -230,10 +237,10 @@ _OF_MESSAGE = "check --token-file, and --tls-cert, --tls-key and --tls-ca if the
 
 def judge_silence(server: str, error: str, listener: str) -> Finding:
     """Explains that no server answers. `listener` is what `probe` found at the address."""
-    host, port = address(server)
+    host, _ = address(server)
     found, _, fix = listener.partition("; if ")
     start = (
-        f"on that host, run ps-server start --port {port}, or {_BANNER}; otherwise check ping {host} and its"
+        f"on that host, run {start_command(server)}, or {_BANNER}; otherwise check ping {host} and its"
         " firewall: all ports between the job's hosts must be open, because shards use free ports"
     )
     fix = f"if {fix}" if fix else start

@@ -44,6 +44,8 @@ class JobState:
     """The first worker that finished, in lockstep."""
     warned: bool = False
     """Whether the others know that they step without it."""
+    spared: int = 0
+    """How many of its shards ended with workers that had finished."""
     news: dict[int, list[str]] = field(default_factory=dict)
     """What each rank learns with its next heartbeat."""
 
@@ -77,7 +79,7 @@ class Job(JobState):
         self.progress: dict[int, Progress] = {}
         self.completion = Completion()
         self._workers, self._lease = workers, lease_seconds
-        self._keep_going, self._colocate, self._lockstep = keep_going, colocate, lockstep
+        self.keeps_going, self._colocate, self._lockstep = keep_going, colocate, lockstep
         self.membership: Membership | None = None
         self.generations = Generations()
         self._standstill = Standstill(self.tell, self.fail)
@@ -247,8 +249,7 @@ class Job(JobState):
         """Removes the workers whose lease expired, and notifies the others."""
         if self.membership is None:
             return []
-        lost = self.membership.expire(now)
-        for member in lost:
+        for member in (lost := self.membership.expire(now)):
             silent = now - self.progress[member.rank].heard
             why = f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
             fixed = self.exchanged or self.draining or self.generations.heals
@@ -298,8 +299,8 @@ class Job(JobState):
                 log.info("%s stopped on request after step %d", member, step)
         elif reason is LeaveReason.DIVERGED or (reason is LeaveReason.REFUSED and self._lockstep):
             self.outcome.leave("failed", member.rank, text)
-            diverged = reason is LeaveReason.DIVERGED
-            self.fail(NonFinite(text) if diverged else ConfigError(f"{member} failed: {text}"))
+            refused = ConfigError(f"{member} failed: {text}")
+            self.fail(refused if reason is LeaveReason.REFUSED else NonFinite(text))
         else:
             self.outcome.leave("failed", member.rank, text)
             self.outcome.erred |= self.failure is None
@@ -337,7 +338,7 @@ class Job(JobState):
 
     @property
     def _survives_loss(self) -> bool:
-        goes_on = self._keep_going and self.topology == "hub" and not self.colocated
+        goes_on = self.keeps_going and self.topology == "hub" and not self.colocated
         return goes_on or (self.generations.heals and len(self.members) >= self.generations.least)
 
     def slowest(self) -> str:
@@ -379,20 +380,21 @@ class Job(JobState):
             log.warning("%s %s", member, why)
             return
         if self._survives_loss:
-            line = f"{member} {why}; the job continues with {left} of {self.world_size} workers"
-            if not self.averages:
-                line += f". To replace the worker, start one with --rank {member.rank}"
+            fix = "" if self.averages else f". To replace the worker, start one with --rank {member.rank}"
+            line = f"{member} {why}; the job continues with {left} of {self.world_size} workers{fix}"
             log.warning("%s", line)
             self.tell(line)
         elif left:
-            self.fail(JobFailed(f"{member} {why}; {self._fix()}"))
+            fix = self._fix()
+            if why.startswith("failed:"):  # another worker would fail alike
+                fix = fix.replace("Restart", "Fix that error, then restart")
+            self.fail(JobFailed(f"{member} {why}; {fix}"))
 
     def _fix(self) -> str:
         if self.topology == "ring":
             return self.generations.too_few(len(self.members))
-        if self.colocated:
-            return f"the job cannot continue without its shard. {RESTART_JOB}"
-        return f"with --on-loss wait the job cannot continue without it. {RESTART_JOB}"
+        policy, lost = ("", "its shard") if self.colocated else ("with --on-loss wait ", "it")
+        return f"{policy}the job cannot continue without {lost}. {RESTART_JOB}"
 
     def _step(self, member: Member) -> int:
         return self.progress[member.rank].step

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, TypeGuard
 
@@ -127,17 +127,8 @@ class Telemetry:
     held: bool = False
 
     def to_proto(self) -> pb.Telemetry:
-        return pb.Telemetry(
-            metrics=self.metrics,
-            samples=self.samples,
-            progress=self.progress,
-            cpu_ns=round(1e9 * self.cpu_seconds),
-            memory_bytes=self.memory_bytes,
-            gpu_bytes=self.gpu_bytes,
-            operation=self.operation,
-            place=self.place,
-            held=self.held,
-        )
+        sent = asdict(self)
+        return pb.Telemetry(cpu_ns=round(1e9 * sent.pop("cpu_seconds")), **sent)
 
 
 class TelemetryExporter:

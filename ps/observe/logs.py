@@ -114,10 +114,11 @@ class TextLine(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        # A traceback has several lines; each gets time and origin.
+        # A traceback has several lines; each gets time and origin. A peer's text may have lines that look
+        # like lines of this log, so all but the first are indented.
         begin = f"{self.formatTime(record, '%H:%M:%S')} {who} | "
         lines = (self._level(record) + super().format(record)).splitlines() or [""]
-        return "\n".join(begin + line for line in lines)
+        return begin + f"\n{begin}  ".join(lines)
 
     def _level(self, record: logging.LogRecord) -> str:
         if record.levelno < logging.WARNING:

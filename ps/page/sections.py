@@ -9,10 +9,11 @@ from typing import Any, TypeVarTuple, Unpack
 
 from markupsafe import Markup
 
+from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.page.kit.chart import Axis, LinearScale, bins, path
 from hubring.ps.page.kit.figures import NOTHING, duration, grouped, loss, number, percent, size
 from hubring.ps.page.kit.templating import Templates
-from hubring.ps.page.snapshot import Snapshot, WorkerSnapshot, WorkerState
+from hubring.ps.page.snapshot import Snapshot, WorkerSnapshot, WorkerState, overdue
 from hubring.ps.page.status_reader import ProgressSample, progress_sample
 
 Shown = TypeVarTuple("Shown")
@@ -150,15 +151,17 @@ def alarms(snapshot: Snapshot) -> Iterator[str]:
     if report["failure"]:
         yield report["failure"]
     yield from snapshot.troubles
-    for worker in snapshot.silent[:MOST_ALARMS]:
+    late = 2 * heartbeat_seconds(report["lease_seconds"])  # one heartbeat may be late
+    silent = [worker for worker in snapshot.silent if overdue(worker.seconds_since_heartbeat, late)]
+    for worker in silent[:MOST_ALARMS]:
         yield (
             f"Rank {worker.rank} ({worker.where}) has been {worker.doing}; after"
             f" {report['lease_seconds']:g} s it is lost."
         )
-    if len(snapshot.silent) > MOST_ALARMS:
-        yield f"{len(snapshot.silent) - MOST_ALARMS} more workers are silent; see the table of workers."
+    if len(silent) > MOST_ALARMS:
+        yield f"{len(silent) - MOST_ALARMS} more workers are silent; see the table of workers."
     for shard in snapshot.shards:
-        if shard.silent:
+        if overdue(shard.silent, late):
             yield f"Shard {shard.index} ({shard.where}) has been silent for {int(shard.silent)} s."
     held = [worker for worker in snapshot.workers if worker.state == "blocked"]
     if held:

@@ -76,10 +76,12 @@ def find_access(
     own: OwnCertificate = NO_CERTIFICATE,
     *,
     insecure: bool = False,
+    busy_seconds: float = 0.0,
 ) -> Access:
     """Returns the access of this user to a server that has proved itself.
 
-    It waits up to `seconds` for the server to listen, and for its token file: both may be starting.
+    It waits up to `seconds` for the server to listen, and for its token file: both may be starting. It tries
+    again for `busy_seconds` if a server listens and does not shake hands, as one that is busy or paused.
 
     Args:
         address: The server's `HOST:PORT`.
@@ -88,6 +90,7 @@ def find_access(
         seconds: How long to wait.
         own: The caller's certificate, and the authority of the server's.
         insecure: Whether to trust a server that proves nothing, and encrypts nothing.
+        busy_seconds: See above.
 
     Raises:
         ConfigError: There is no token for this role, or the file belongs to another server.
@@ -102,6 +105,8 @@ def find_access(
     listens = _await_listener(address, deadline)
     if insecure:
         return _without_proof(address, listens=listens)
+    if file is not None and not listens and _may_come(file):  # a server that ended has deleted it
+        raise ServerUnreachable(f"no server listens at {address}, and there is no {file}")
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
         if listens and uses_tls(address, deadline - time.monotonic(), ANSWER_SECONDS):
@@ -115,8 +120,15 @@ def find_access(
     # A copied token may be older than the certificate that an authority signed.
     by_authority = bool(own.authority) and file is not None
     proof = Proof("" if by_authority else token.digest, own, by_authority, token.secret)
-    peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
-    return Access(token.secret, peer.certificate, peer.name, own.shown)
+    while True:
+        try:
+            peer = fetch(address, proof, max(ANSWER_SECONDS, deadline - time.monotonic()))
+        except ServerUnreachable as error:
+            if not isinstance(error.__cause__, TimeoutError) or time.monotonic() > deadline + busy_seconds:
+                raise
+            log.warning("%s; a process listens there, so this program tries again", error)
+        else:
+            return Access(token.secret, peer.certificate, peer.name, own.shown)
 
 
 def _without_proof(address: str, *, listens: bool) -> Access:

@@ -203,7 +203,7 @@ def _identity_beside(file: Path) -> Identity:
 
 
 def _renewal(file: Path) -> str:
-    return f"delete {file} and {_key_file(file).name}, so that the server makes new ones"
+    return f"delete {file} and {_key_file(file)}, so that the server makes new ones"
 
 
 def make_files(file: Path) -> Path:

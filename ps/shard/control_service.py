@@ -154,6 +154,7 @@ class ShardControl(ShardControlServicer):
             oldest=stats.oldest,
             newest=stats.newest,
             collectives=stats.collectives,
+            repeatable=stats.repeatable,
             staleness=stats.staleness,
             partial=[
                 pb.Contributors(key=run.key, first=run.first, last=run.last, ranks=run.ranks)

@@ -23,6 +23,7 @@ from hubring.ps.config.environment import SILENT_GRPC, environment
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.values import LogFormat, is_loopback
 from hubring.ps.core.errors import ConfigError, Fenced, JobFailed, ServerUnreachable
+from hubring.ps.job.membership import BUSY_SECONDS
 from hubring.ps.observe.banner import PLAIN
 from hubring.ps.process.child import Adopted, Child, Children, first_ended
 from hubring.ps.process.launch import STOP_SIGNALS, module_command, stop_signals_held_back
@@ -210,11 +211,11 @@ async def join(config: ServerConfig) -> int:
     began = time.monotonic()
     own = load_certificate(config.tls, serves=True)
     try:
-        prove = partial(find_access, insecure=config.insecure)
+        prove = partial(find_access, insecure=config.insecure, busy_seconds=BUSY_SECONDS)
         access = await asyncio.to_thread(prove, there, Role.SHARD, config.token_file, CONNECT_SECONDS, own)
     except ServerUnreachable as error:
         raise ServerUnreachable(
-            f"no server answers at {there} for {CONNECT_SECONDS:g} s: {probe(there)};"
+            f"no server answers at {there} for {time.monotonic() - began:.0f} s: {probe(there)};"
             " check the address, or start the server first"
         ) from error
     left = max(0.0, CONNECT_SECONDS + began - time.monotonic())

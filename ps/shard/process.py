@@ -38,7 +38,7 @@ from hubring.ps.core.types import PROTOCOL
 from hubring.ps.job.membership import BUSY_SECONDS, RETRY_SECONDS, answer_seconds, heartbeat_seconds
 from hubring.ps.observe import logs
 from hubring.ps.process import launch
-from hubring.ps.process.launch import await_parent_end
+from hubring.ps.process.launch import await_parent_end, kill_siblings
 from hubring.ps.security.access import CONNECT_SECONDS, ShardLock, make_lock, refused_error
 from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict
 from hubring.ps.shard.control_service import ShardControl
@@ -82,7 +82,7 @@ class Registration:
         """The exit code without a failure."""
         self._orphaned = orphaned
         self._heartbeats = InsistentCalls()
-        self._control, self._patience = settings.control, settings.patience
+        self._control, self._patience, self._parent = settings.control, settings.patience, settings.parent
         self._stub = ControlStub(open_channel(settings.control, settings.access, FAST_REDIAL))
         self._token = lock.token
         request = pb.RegisterShardRequest(
@@ -113,12 +113,12 @@ class Registration:
                     raise refused_error(self._control, details(error)) from error
                 if time.monotonic() - heard > patience(error, BUSY_SECONDS, self._patience):
                     raise ServerUnreachable(
-                        f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
+                        f"no server answers at {self._control} for {time.monotonic() - heard:.0f} s:"
                         f" {probe(self._control)} ({describe(error)});"
                         " check the address, or start the server first"
                     ) from error
                 if not logged:
-                    log.info("no server at %s yet; retrying for %g s", self._control, self._patience)
+                    log.info("no server at %s yet; trying again", self._control)
                 logged = True
                 continue
             if reply.refused:
@@ -200,6 +200,7 @@ class Registration:
                     break
                 if reply.given_up:
                     loop.command(partial(loop.leave_standby, secret))
+                kill_siblings(reply.departed, self._parent)  # only then does the parent start a standby
                 heard, pause = time.monotonic(), RETRY_SECONDS if stalled else heartbeat_seconds(lease)
                 pauses.clear()
             except grpc.RpcError as error:

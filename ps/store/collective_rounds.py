@@ -7,10 +7,15 @@ no longer blocks rounds: until all ranks have called join(), it contributes zero
 reductions, and any other round but a barrier is refused. Either every member gets its
 result, or every member gets the same refusal. A reply is stored until its receiver
 confirms it, so that a retry gets the same reply.
+
+Law: the first results are kept, so that a worker that replaces a lost one before the first step gets what the
+lost one got, or would have got. They are dropped once they need too much memory, or the job goes on without a
+rank.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +39,11 @@ Live = Mapping[int, int]
 
 Key = tuple[tuple[int, ...], str]
 """Identifies a sequence of rounds: the members (empty for all), and the name."""
+
+KEPT_BYTES = 64 << 20
+"""The most that kept results may need."""
+ROUND_BYTES = 16 << 10
+"""What a kept round counts besides its tensors, so that their number has a bound."""
 
 
 @dataclass(slots=True)
@@ -76,6 +86,22 @@ class RoundBook:
         self._joined: dict[int, list[_Waiting]] = {}
         """The same for join(), in the order in which the ranks joined."""
         self._sent: dict[Sender, _Sent] = {}
+        self._kept: dict[Key, list[dict[int, Reply]]] | None = {}
+        """The replies by rank of the rounds that closed, in their order; None once they are dropped."""
+        self._room = KEPT_BYTES
+        self._begun: Counter[tuple[Sender, Key]] = Counter()
+        """How many rounds of a key a sender has begun, while results are kept."""
+        self._ranks: set[int] = set()
+
+    @property
+    def repeatable(self) -> int:
+        """In how many closed rounds a worker in a lost one's place can still take part."""
+        return 0 if self._kept is None else self.closed
+
+    def drop_results(self) -> None:
+        """Drops the kept results."""
+        self._kept = None
+        self._begun.clear()
 
     def contribute(self, request: Contribute, ticket: Ticket, live: Live) -> list[Delivery]:
         """Adds a live sender's part, or a retry of it; returns the replies of all rounds that it closes."""
@@ -97,11 +123,25 @@ class RoundBook:
                 return []
         if queue and queue[-1].request.sequence > request.sequence:
             return [Delivery(ticket, _late(request, queue[-1].request))]
-        queue.append(_Waiting(request, [ticket]))
-        return self._close_all(live) if joins else self._close(_key(request), live)
+        waiting = _Waiting(request, [ticket])
+        if joins:
+            self.drop_results()
+            queue.append(waiting)
+            return self._close_all(live)
+        key = _key(request)
+        if self._kept is not None:
+            number = self._begun[request.sender, key]
+            self._begun[request.sender, key] += 1
+            for replies in self._kept.get(key, [])[number : number + 1]:
+                return self._settle(waiting, replies[request.sender.rank])
+        queue.append(waiting)
+        return self._close(key, live)
 
     def on_view(self, live: Live) -> list[Delivery]:
         """Removes workers that are no longer live, and closes the rounds that waited only for them."""
+        if self._ranks - live.keys():
+            self.drop_results()
+        self._ranks = set(live)
         self._sent = {
             sender: sent for sender, sent in self._sent.items() if live.get(sender.rank) == sender.incarnation
         }
@@ -129,9 +169,11 @@ class RoundBook:
         return {sender: (sent.settled, dict(sent.replies)) for sender, sent in self._sent.items()}
 
     def restore(self, sender: Sender, settled: int, replies: Mapping[int, Reply]) -> None:
-        """Restores what `unconfirmed` returned for a sender."""
+        """Restores what `unconfirmed` returned for a sender, without the kept results."""
+        self.drop_results()
         sent = self._sent.setdefault(sender, _Sent())
         sent.settled, sent.replies = settled, dict(replies)
+        self.closed = max(self.closed, settled + len(replies))
 
     def _waiting(self) -> list[_Waiting]:
         """Returns the parts that wait, each rank's in the order of its calls."""
@@ -154,23 +196,29 @@ class RoundBook:
         queues = self._open[key]
         members = sorted(live.keys() & key[0] if key[0] else live.keys())
         while any(queues.values()) and all(queues.get(rank) or rank in self._joined for rank in members):
-            deliveries += self._close_one(queues, members)
+            deliveries += self._close_one(key, members)
         if not any(queues.values()):
             del self._open[key]
         return deliveries
 
-    def _close_one(self, queues: dict[int, list[_Waiting]], members: Collection[int]) -> list[Delivery]:
+    def _close_one(self, key: Key, members: Collection[int]) -> list[Delivery]:
         self.closed += 1
+        queues = self._open[key]
         round_ = {rank: queues[rank].pop(0) for rank in members if queues.get(rank)}
         parts = [Part(rank, one.request.call, one.request.tensors) for rank, one in round_.items()]
         results = outcome(parts, joined=[rank for rank in members if rank not in round_])
-        return [
-            answer
-            for rank, one in round_.items()
-            for answer in self._settle(
-                one, results if isinstance(results, Refusal) else CollectiveResult(results[rank])
-            )
-        ]
+        replies: dict[int, Reply] = {
+            rank: results if isinstance(results, Refusal) else CollectiveResult(results[rank])
+            for rank in round_
+        }
+        if self._kept is not None:
+            self._kept.setdefault(key, []).append(replies)
+            given = () if isinstance(results, Refusal) else results.values()
+            nbytes = {id(one): one.nbytes for tensors in given for one in tensors}  # ranks share results
+            self._room -= ROUND_BYTES + sum(nbytes.values())
+            if self._room < 0:
+                self.drop_results()
+        return [answer for rank, one in round_.items() for answer in self._settle(one, replies[rank])]
 
     def _settle(self, waiting: _Waiting, reply: Reply) -> list[Delivery]:
         sent = self._sent.setdefault(waiting.request.sender, _Sent())

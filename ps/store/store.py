@@ -50,6 +50,8 @@ from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMe
 from hubring.ps.store.rounds import LiveWorkers, PushRounds, Replica
 from hubring.ps.store.script_changes import Disagreement
 
+MOST_TRIALS = 64
+"""A key with more versions is of no trial of slices: the job takes steps, which no new worker can repeat."""
 INITIAL_RANK = 0
 """The rank that sends a job's initial values."""
 
@@ -220,7 +222,7 @@ class KVStore:
         versions = [entry.version for entry in self._entries.values()]
         self._stats.keys = len(versions)
         self._stats.oldest, self._stats.newest = min(versions, default=0), max(versions, default=0)
-        self._stats.collectives = self._rounds.closed
+        self._stats.collectives, self._stats.repeatable = self._rounds.closed, self._rounds.repeatable
         return self._stats
 
     # Requests of workers.
@@ -369,6 +371,8 @@ class KVStore:
                 return self.fail(refusal.text, refusal.code)
             if self._capture is not None:
                 self._capture.catch(entry)
+            if entry.version > MOST_TRIALS:
+                self._rounds.drop_results()
         return self._pushes.answer(entry) if entry.readers else []
 
     def _diverge(self, entry: KeyEntry) -> list[Delivery]:

@@ -1,6 +1,7 @@
 """Plays seeded faults: python -m tests.campaign --runs 500 --seed 1.
 
-With `--kills` each run kills a process of a server that has standbys.
+With `--kills` each run kills a process of a server that has standbys, or two of different kinds. With
+`--starts` a worker ends before the first step.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from pathlib import Path
 
 from tests.campaign.runs import play
-from tests.campaign.scenario import drawn, drawn_kill
+from tests.campaign.scenario import drawn, drawn_kill, drawn_start
 from tests.campaign.table import Result, report
 
 KEPT = Path("build/campaign")
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", help="play these seeds instead")
     parser.add_argument("--lanes", type=int, default=1, help="runs side by side")
     parser.add_argument("--kills", action="store_true", help="kill a process of a server with standbys")
+    parser.add_argument("--starts", action="store_true", help="end a worker before the first step")
     arguments = parser.parse_args()
     if WITHIN not in os.environ:
         within_own_mounts()
@@ -34,7 +36,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
-    scenarios = [drawn_kill(seed) if arguments.kills else drawn(seed) for seed in seeds]
+    draw = drawn_kill if arguments.kills else drawn_start if arguments.starts else drawn
+    scenarios = [draw(seed) for seed in seeds]
     results = play(scenarios, arguments.lanes, KEPT, tell)
     text = report(results, time.monotonic() - began)
     KEPT.mkdir(parents=True, exist_ok=True)

@@ -77,6 +77,8 @@ class Fault:
         else:
             self._pid = processes[scenario.target]
             send(self._pid, SIGNAL[scenario.fault])
+            if scenario.also:
+                send(processes[scenario.also], signal.SIGKILL)
             self._happened = True
 
     def pass_by(self) -> None:

@@ -63,6 +63,8 @@ class Job:
             flags += ["--checkpoint-dir", str(saved), "--checkpoint-every", "0.2"]
         if scenario.standby:
             flags += ["--standby", "1"]
+        if scenario.starts:
+            flags += ["--on-loss", "wait"]
         self.server, self.address = cluster.server(*flags, name=f"server-{act}")
         if scenario.standby:
             self.processes()  # they take some seconds to start, which no worker's timeout needs to cover

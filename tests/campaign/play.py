@@ -8,15 +8,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from tests.campaign.evidence import Act, Ended, Evidence, State
-from tests.campaign.faults import Fault
-from tests.campaign.job import LIMIT, Job
+from tests.campaign.faults import SIGNAL, Fault
+from tests.campaign.job import LIMIT, Job, send
 from tests.campaign.resources import Held, held
-from tests.campaign.scenario import LAST_HOLD, Scenario
+from tests.campaign.scenario import IN_INIT, LAST_HOLD, Scenario
 from tests.campaign.states import checkpoint, checkpoints, finals, trails
 from tests.support.processes.cluster import Cluster
 from tests.support.processes.fork_server import ForkServer
@@ -47,7 +48,33 @@ def play(
         saved.mkdir()
         if scenario.fault == "full disk":
             stack.enter_context(_small_disk(saved))
-        return _play(cluster, scenario, saved, reference, before)
+        play_it = _play_start if scenario.starts else _play
+        return play_it(cluster, scenario, saved, reference, before)
+
+
+def _play_start(
+    cluster: Cluster, scenario: Scenario, saved: Path, reference: State | None, others: set[int]
+) -> Evidence:
+    """Ends a worker before the first step, and starts another one in its place."""
+    watch = Stopwatch()
+    job = Job(cluster, scenario, saved, 1, watch)
+    job.start(scenario.victim, str(scenario.victim), str(scenario.step))
+    victim, rest = scenario.target, [rank for rank in range(scenario.workers) if rank != scenario.victim]
+    if scenario.step != IN_INIT:
+        for rank in rest:
+            job.start(rank)
+    job.wait(
+        lambda: (job.joined if scenario.step == IN_INIT else partial(job.holds, step=scenario.step))(victim),
+        f"step {scenario.step}",
+    )
+    send(job.workers[victim].process.pid, SIGNAL[scenario.fault])
+    job.wait(lambda: job.ended(victim), "end of the victim")
+    job.start(scenario.victim, late=True)
+    for rank in rest:
+        if f"rank-{rank}-1" not in job.workers:
+            job.start(rank)
+    act = _with_leftovers(_act(job, job.finish()), others)
+    return Evidence(scenario, True, 0, (act,), reference, seconds=watch.seconds)
 
 
 def _play(
@@ -72,7 +99,8 @@ def _play(
     fault.pass_by()
     _replace(job, holds)
     job.settle()
-    processes.pop(f"standby of {scenario.target}", None)  # has the victim's work now, and what that takes
+    for lost in (scenario.target, scenario.also):
+        processes.pop(f"standby of {lost}", None)  # has the victim's work now, and what that takes
     after = _measured(processes)
     fault.end()
     job.go(LAST_HOLD)
@@ -152,7 +180,10 @@ def _act(job: Job, left: list[str]) -> Act:
         lines = program.out.read_text().splitlines()
         error = program.result().get("error", "") if lines else ""
         code = None if program.name in left else program.process.returncode
-        if disturbed and program is job.server and (scenario.fault, scenario.place) == ("kill", "guardian"):
+        killed = (
+            disturbed and scenario.fault == "kill" and job.server.name in (scenario.target, scenario.also)
+        )
+        if killed and program is job.server:
             code = summary.get("exit_code", code)  # the coordinator prints it in the guardian's place
         victim, late = program.name in victims, program.name in job.late
         programs.append(Ended(program.name, code, victim, error, program.said(), late))

@@ -72,6 +72,8 @@ class Scenario(Struct, frozen=True):
         smallest: Bytes of the smallest chunk that is changed.
         seconds: How long a delay takes.
         kills: Whether `drawn_kill` chose it.
+        also: The name of another process that is killed at the same moment; empty for none.
+        starts: Whether `drawn_start` chose it: a worker ends before the first step, and is replaced.
     """
 
     seed: int
@@ -91,6 +93,8 @@ class Scenario(Struct, frozen=True):
     smallest: int
     seconds: float
     kills: bool = False
+    also: str = ""
+    starts: bool = False
 
     @property
     def ring(self) -> bool:
@@ -108,7 +112,7 @@ class Scenario(Struct, frozen=True):
 
     @property
     def resumes(self) -> bool:
-        return (self.fault, self.place) in UNTIL_RESUMED
+        return (self.fault, self.place) in UNTIL_RESUMED and not self.starts
 
     @property
     def fails_over(self) -> bool:
@@ -152,6 +156,7 @@ class Scenario(Struct, frozen=True):
         where = self.target if self.place == "standby" else where
         size = f"{self.workers} workers" + (f", {self.shards} shards" if self.shards else "")
         size += " with standbys" if self.standby else ""
+        where += f" and {self.also}" if self.also else ""
         return f"{self.mode} {self.wire}, {size}: {self.fault} at {where}, {self.moment} step {self.step}"
 
 
@@ -215,7 +220,35 @@ def drawn_kill(seed: int) -> Scenario:
     place = draw.choice([place for place in processes if place != "worker"])
     victim = draw.randrange({"guarded shard": shards, "standby": shards + 1}.get(place, 1))
     job = replace(drawn(seed), mode=mode, wire=wire, workers=workers, shards=shards, standby=True)
-    return replace(job, fault="kill", place=place, victim=victim, pace=0.02, kills=True)
+    kill = replace(job, fault="kill", place=place, victim=victim, pace=0.02, kills=True)
+    if not shards or draw.random() < 0.5:
+        return kill
+    number = draw.randrange(shards)
+    others = ["coordinator", "standby of coordinator", "server-1"]
+    if kill.target in others:
+        others = [f"shard {number}", f"standby of shard {number}"]
+    return replace(kill, also=draw.choice(others))
+
+
+IN_INIT, BEFORE_OPTIMIZER, BEFORE_STEP = -2, -1, 0
+"""Where a worker ends before the first step: alone in `init()`, before its optimizer, or after that."""
+
+
+def drawn_start(seed: int) -> Scenario:
+    """Returns a scenario in which a worker ends before the first step, in any kind of job.
+
+    Only where all take steps together is it waited for after the set-up. A ring has connected by then.
+    """
+    draw = random.Random(seed)
+    job = drawn_kill(seed)
+    steps = [IN_INIT, BEFORE_OPTIMIZER, *[BEFORE_STEP] * (job.synchronous and not job.ring)]
+    step = draw.choice(steps)
+    fault = draw.choice(("kill", "terminate")) if step == IN_INIT else "kill"
+    victim = draw.randrange(job.workers)
+    job = replace(
+        job, standby=draw.random() < STANDBYS and not job.ring, kills=False, also="", moment="within"
+    )
+    return replace(job, fault=fault, place="worker", victim=victim, step=step, starts=True)
 
 
 def undisturbed(like: Scenario) -> Scenario:

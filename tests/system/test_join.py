@@ -66,6 +66,26 @@ def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("when", ["proof", "registration"])
+def test_shards_wait_for_a_server_that_is_paused(cluster: Cluster, tmp_path: Path, when: str) -> None:
+    """For longer than gRPC's handshake of 20 s. With a token file they connect over TCP."""
+    tokens = ["--token-file", str(tmp_path / "tokens")]
+    flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--once", *tokens]
+    server, address = cluster.server(*flags)
+    if when == "proof":
+        server.process.send_signal(signal.SIGSTOP)
+    host = cluster.run("joined", "hubring.ps.cli", "start", "--join", address, *tokens)
+    if when == "registration":
+        host.until_said("shard(s) for")
+        server.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(AssertionError, match="within 24"):
+        host.until(lambda: False, "end", timeout=24)
+    server.process.send_signal(signal.SIGCONT)
+    cluster.worker(address, *tokens, SMALL, "5").done()
+    assert [program.wait() for program in (server, host)] == [0, 0]
+
+
+@pytest.mark.full
 def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster) -> None:
     server, address = cluster.server("--shards", "0", "--await-shards", "1", "--lease", "2")
     host = joined(cluster, address)

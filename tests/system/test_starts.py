@@ -1,4 +1,4 @@
-"""Workers that end before the first exchange: each of their ranks is free again, and the others wait."""
+"""Workers that end before the first step: each of their ranks is free again, and the others wait."""
 
 from __future__ import annotations
 
@@ -11,25 +11,35 @@ from tests.support.processes.cluster import SMALL, Cluster, Program
 pytestmark = pytest.mark.slow
 
 PAUSES = """
-import sys, threading
+import sys, time
+from pathlib import Path
 
 import hubring
 from hubring.ps.client.join import Admission
+from hubring.workers.communicators.ring.group import RingStore
 from tests.support.scripts import small
 
 def pause(*_):
     print("paused", file=sys.stderr, flush=True)
-    threading.Event().wait()
+    while not go.exists():
+        time.sleep(0.02)
 
-joins, where = Admission.join, sys.argv.pop(1)
+joins, where, go = Admission.join, sys.argv.pop(1), Path(__file__).with_suffix(".go")
 if where == "join":
     Admission.join = lambda *arguments: pause(joins(*arguments))
+if where == "meet":
+    sets = RingStore.set
+    RingStore.set = lambda *arguments: (sets(*arguments), print("came", file=sys.stderr, flush=True))
+if where == "step":
+    hubring.DistributedOptimizer.step = pause
 hubring.init()
 if where == "init":
     pause()
 small.main()
 """
-"""Pauses before the first heartbeat (`join`), or after `init`, as one that loads data."""
+"""Pauses before the first heartbeat (`join`), after `init`, as one that loads data, or after the first
+backward (`step`), whose gradients the workers show each other. Prints when a ring's worker has come (`meet`).
+"""
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
@@ -51,9 +61,11 @@ def test_a_worker_that_gives_up_frees_its_rank(cluster: Cluster, topology: str) 
         ("init", [], "ring", 0),
         ("init", ["--on-loss", "wait"], "hub", 1),
         ("init", ["--colocate"], "hub", 1),
+        ("step", ["--on-loss", "wait"], "hub", 0),
+        pytest.param("step", ["--on-loss", "wait", "--standby", "1"], "hub", 1, marks=pytest.mark.full),
     ],
 )
-def test_a_worker_that_is_killed_before_the_first_exchange_is_waited_for(
+def test_a_worker_that_is_killed_before_the_first_step_is_waited_for(
     cluster: Cluster, tmp_path: Path, where: str, flags: list[str], topology: str, rank: int
 ) -> None:
     server, address = cluster.server("--workers", "3", "--once", "--lease", "1000", *flags)
@@ -64,12 +76,34 @@ def test_a_worker_that_is_killed_before_the_first_exchange_is_waited_for(
         return cluster.worker(address, "--topology", topology, "--rank", str(rank), str(script), where, "5")
 
     lost = worker(rank, where)
-    workers = [worker(other, "nowhere") for other in range(3) if other != rank]
+    # A colocated job is lost with a worker once the others have made their plan.
+    until = "init" if "--colocate" in flags else "nowhere"
+    workers = [worker(other, until) for other in range(3) if other != rank]
     lost.until_said("paused")
     lost.process.kill()
     server.until_said(f"waiting for 1 of 3 workers (rank {rank} not started yet)")
+    script.with_suffix(".go").touch()
     workers.append(worker(rank, "nowhere"))
     assert [each.done()["steps"] for each in workers] == [5, 5, 5]
     summary = server.done()
     assert summary["finished"] == [0, 1, 2]
     assert not any(shard["partial_rounds"] for shard in summary["shards"]), "every round has all workers"
+
+
+def test_a_ring_waits_for_one_that_is_killed_just_before_the_last_comes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """The others do not connect to it in the seconds in which it is not given up yet."""
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "1000")
+    script = tmp_path / "pauses.py"
+    script.write_text(PAUSES)
+    ring = [address, "--topology", "ring", "--rank"]
+    last = cluster.worker(*ring, "1", str(script), "init", "5")
+    lost = cluster.worker(*ring, "0", str(script), "meet", "5")
+    last.until_said("paused")
+    lost.until_said("came")
+    lost.process.kill()
+    script.with_suffix(".go").touch()
+    server.until_said("waiting for 1 of 2 workers (rank 0 not started yet)")
+    again = cluster.worker(*ring, "0", str(script), "nowhere", "5")
+    assert [each.done()["steps"] for each in (last, again)] == [5, 5]

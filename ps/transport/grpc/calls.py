@@ -50,6 +50,10 @@ def describe(error: grpc.RpcError) -> str:
     return f"{error.code().name}: {details(error)}"
 
 
+STALLED = "Handshake read failed (Endpoint closing)"
+"""In gRPC's words for a process that listens and does not shake hands in time. It is stopped or busy."""
+
+
 def patience(error: grpc.RpcError, stopped_seconds: float, refusing_seconds: float) -> float:
     """Returns for how many seconds calls may fail like this.
 
@@ -59,7 +63,7 @@ def patience(error: grpc.RpcError, stopped_seconds: float, refusing_seconds: flo
             `refusing_seconds` count. Calls to it time out.
         refusing_seconds: How long a process that has ended may take to be replaced.
     """
-    timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED or STALLED in (error.details() or "")
     return max(stopped_seconds, refusing_seconds) if timed_out else refusing_seconds
 
 

@@ -197,7 +197,7 @@ async def test_the_board_holds_a_bounded_number_of_keys_of_each_rank(monkeypatch
         await publish(board, 0, ("c", "4"))
     await publish(board, 1, ("c", "4"), ("a", "5"))  # takes `a` over
     await publish(board, 0, ("d", "6"))
-    assert [await board.find(key, 0.0) for key in "abcd"] == ["5", "3", "4", "6"]
+    assert [board.values[key] for key in "abcd"] == ["5", "3", "4", "6"]
 
 
 @pytest.mark.parametrize(("bound", "rank"), [("RANK_BYTES", 0), ("TOTAL_BYTES", 1)])

@@ -73,7 +73,8 @@ async def test_the_launcher_may_say_how_many_bring_a_shard() -> None:
     hub = Colocated(workers=0)
     first = await hub.summoned("a", world_size=3)
     await hub.shard("shard of a", first.incarnation)
-    assert "waiting for 2 of 3 workers" in (await hub.join("a", world_size=3, brings_shard=True)).text
+    text = (await hub.join("a", world_size=3, brings_shard=True)).text
+    assert text == "waiting for 2 of 3 workers (ranks 1, 2 not started yet)", "a launcher starts them"
 
 
 async def test_before_the_start_a_shard_goes_with_its_worker_and_another_takes_its_number() -> None:
@@ -129,17 +130,21 @@ async def test_a_worker_waiting_with_its_shard_is_notified_of_the_end(
     assert (await leaving).awaits == ""
 
 
-async def test_a_shard_without_heartbeat_ends_the_job_though_its_worker_is_done() -> None:
+@pytest.mark.parametrize("further", [False, True])
+async def test_a_shard_without_heartbeat_ends_the_job_if_its_worker_is_done_and_others_step_on(
+    further: bool,
+) -> None:
     hub = Colocated(lease=5.0)
     first, second = await hub.brought("a", "b")
     await hub.leave(first)
+    await hub.beat(second, step=int(further))
     hub.fleet.shards[first.rank].heard = -6.0
     await hub.coordinator.tick()
-    assert f"shard {first.rank}" in (await hub.beat(second)).failed
+    assert (f"shard {first.rank}" in (await hub.beat(second)).failed) == further
     await hub.leave(second, "FAILED")
     await hub.coordinator.tick()
     assert hub.coordinator.outcome is not None
-    assert not hub.coordinator.outcome.ok, "one finished, but the job did not"
+    assert hub.coordinator.outcome.ok != further, "one finished, but the job did not"
 
 
 @pytest.mark.parametrize("mode", ["bsp", "asp"])

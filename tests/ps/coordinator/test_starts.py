@@ -44,14 +44,18 @@ async def test_a_job_whose_workers_all_leave_before_an_exchange_ends_and_clears_
 
 @pytest.mark.parametrize("all_come", [True, False])
 async def test_a_ring_fails_once_it_may_have_connected_with_the_lost_worker(all_come: bool) -> None:
-    """It connects once all its workers have come to their first exchange."""
+    """It connects once all its workers have come to their first exchange, not to one that was just killed."""
     hub = Hub()
     hub.fleet.used = False
     first, second = await asyncio.gather(*(hub.join(name, topology="ring") for name in "ab"))
-    for one in (second, first)[: 1 + all_come]:
+    for one in (second, first):
+        if one is first and not all_come:
+            await vanish(hub, second)
         here = pb.RendezvousRequest(rank=one.rank, key=f"{MEETING}/{one.rank}", value="here")
         here.incarnation = one.incarnation
         await hub.control.Rendezvous(here, CONTEXT)
+    look = pb.RendezvousRequest(rank=first.rank, incarnation=first.incarnation, key=f"{MEETING}/1")
+    assert (await hub.control.Rendezvous(look, CONTEXT)).value == ("here" if all_come else "")
     await lose(hub, second)
     assert ("a ring cannot continue without it" in str(hub.coordinator.job.failure)) == all_come
     assert f"{MEETING}/1" not in hub.coordinator.rendezvous.values

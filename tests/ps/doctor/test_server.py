@@ -42,7 +42,7 @@ CASES = [
     fails(
         network.judge_silence(ADDR, "none answers", "no process listens on that port"),
         "none answers: no process listens",
-        "start --port 5555, or use the address in the banner",
+        "start --port 5555 --host 0.0.0.0, or use the address in the banner",
     ),
     fails(network.judge_refusal(ADDR, "UNIMPLEMENTED", "?"), "(UNIMPLEMENTED: ?)", "the control port"),
     fails(versions("2.0.0", PROTOCOL + 1), "at hub1:5555: the server refuses", "hubring==2.0.0"),

@@ -79,6 +79,13 @@ def test_the_others_hear_of_one_that_was_asked_to_stop() -> None:
     assert "stopped on request; the job continues with 1 of 2 workers" in line
 
 
+def test_a_job_that_cannot_go_on_after_an_error_in_the_script_says_to_fix_that_first() -> None:
+    running, (_, second) = full(keep_going=False)
+    running.leave(second, LeaveReason.FAILED, "ValueError: odd", 9)
+    assert "failed: ValueError: odd; with --on-loss wait" in str(running.failure)
+    assert "Fix that error, then restart the job; it continues" in str(running.failure)
+
+
 def test_a_ring_stops_once_every_member_knows_after_which_step() -> None:
     begun, (first, second) = full(topology="ring")
     assert not begun.stop(first, 0)

@@ -71,9 +71,15 @@ def test_every_line_of_a_traceback_says_whose_it_is(stream: Stream) -> None:
         LOG.exception("failed")
     lines = stream.getvalue().splitlines()
     begin = "14:03:07 host w3 | "
-    assert lines[:2] == [f"{begin}ERROR: failed", f"{begin}Traceback (most recent call last):"]
-    assert lines[-2:] == [f"{begin}ValueError: two", f"{begin}lines"]
+    assert lines[:2] == [f"{begin}ERROR: failed", f"{begin}  Traceback (most recent call last):"]
+    assert lines[-2:] == [f"{begin}  ValueError: two", f"{begin}  lines"]
     assert len(stream.writes) == 1
+
+
+def test_a_line_break_in_a_message_makes_no_line_that_looks_like_another_message(stream: Stream) -> None:
+    logs.configure(stream=stream)
+    LOG.warning("rank 1 failed: %s", "x\nERROR: the job failed")
+    assert stream.getvalue().splitlines()[1] == "14:03:07 host w3 |   ERROR: the job failed"
 
 
 def test_colour_is_only_for_terminals(stream: Stream) -> None:

@@ -159,8 +159,9 @@ def test_alarms_are_written_as_sentences() -> None:
         "1 worker has been blocked for up to 4 s; the slowest worker is rank 0 (node1 pid 1000) at step 40.",
     ]
     assert list(alarms(SCENES["failed"])) == ["shard 0 is gone", "shard 0 does not answer"]
-    late = snapshot(shard(0, seconds_since_heartbeat=1.8))
-    assert list(alarms(late)) == ["Shard 0 (node0 pid 2000) has been silent for 1 s."]
+    late = snapshot(shard(0, seconds_since_heartbeat=2.8))
+    assert list(alarms(late)) == ["Shard 0 (node0 pid 2000) has been silent for 2 s."]
+    assert list(alarms(snapshot(shard(0, seconds_since_heartbeat=1.8)))) == []
     assert list(alarms(SCENES["training"])) == []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.security import private_file, token_file
 from hubring.ps.security.access import check_token_file, find_access
 from hubring.ps.security.certificate import load_certificate
@@ -131,3 +131,8 @@ def test_a_key_of_the_users_own_that_others_know_is_warned_of_once(
     user = given_away(files.key)
     load_certificate(files, serves=True)
     assert f"belongs to another user, uid {user}, who knows it" in caplog.text
+
+
+def test_the_file_of_a_server_that_has_ended_is_missing_as_the_server_is(tmp_path: Path) -> None:
+    with pytest.raises(ServerUnreachable, match=r"no server listens at .*, and there is no .*gone"):
+        find_access(AT, Role.WORKER, tmp_path / "gone", 0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from hubring.ps.core.messages import (
 )
 from hubring.ps.core.types import Sender
 from hubring.ps.store.collective import layout_of
-from hubring.ps.store.collective_rounds import RoundBook
+from hubring.ps.store.collective_rounds import KEPT_BYTES, ROUND_BYTES, RoundBook
 
 LIVE = {0: 10, 1: 11, 2: 12}
 
@@ -116,6 +117,40 @@ def test_replies_cost_no_memory_for_ever(waits: bool) -> None:
     assert len(book._open) == waits
 
 
+# Who is replaced
+
+
+def test_a_worker_in_a_lost_ones_place_gets_the_results_so_far_and_takes_part_in_the_next() -> None:
+    book = RoundBook()
+    for sequence in (1, 2):
+        play([part(rank, torch.ones(1) * sequence, sequence=sequence) for rank in LIVE], book)
+    play([part(1, torch.ones(1), sequence=3)], book)
+    live = LIVE | {0: 20}
+    assert not book.on_view(live)
+    assert book.repeatable == 2
+
+    def call(sequence: int) -> list[float]:
+        request = replace(part(0, torch.ones(1) * 9, sequence=sequence), sender=Sender(0, 20))
+        return [result_of(reply).item() for _, reply in book.contribute(request, 0, live)]
+
+    assert [call(1), call(1), call(2), call(3)] == [[3.0], [3.0], [6.0], []], "the third waits for rank 2"
+    assert [reply for _, reply in book.contribute(part(2, torch.ones(1), sequence=3), 2, live)][1:]
+
+
+def test_results_are_dropped_when_they_need_much_memory_or_the_job_goes_on_without_a_rank() -> None:
+    book = RoundBook()
+    for sequence in range(1, 2 + KEPT_BYTES // (ROUND_BYTES + 4)):
+        assert book.repeatable == sequence - 1
+        play([part(rank, torch.ones(1), sequence=sequence, settled=sequence - 1) for rank in LIVE], book)
+    assert not book.repeatable
+    assert not book._begun
+    book = RoundBook()
+    book.on_view(LIVE)
+    play([part(rank, torch.ones(1)) for rank in LIVE], book)
+    book.on_view({0: 10, 2: 12})
+    assert not book.repeatable
+
+
 # Who is lost
 
 
@@ -138,6 +173,7 @@ def test_the_contribution_of_a_dead_rank_is_dropped() -> None:
 def test_a_new_life_of_a_rank_is_not_taken_for_the_old() -> None:
     book = RoundBook()
     play([part(rank, torch.ones(1)) for rank in LIVE], book)
+    book.drop_results()
     play([part(1, torch.ones(1), sequence=2)], book)
     reborn = {**LIVE, 1: 99}
     assert [ticket for ticket, _ in book.on_view(reborn)] == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from concurrent.futures import Future
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
-from hubring.ps.transport.grpc.calls import InsistentCalls, NoReply, describe
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.transport.grpc.calls import InsistentCalls, NoReply, describe, patience
 from tests.support.fakes.failed_call import FailedCall
 
 SOON = 10.0
@@ -95,3 +98,14 @@ def test_calls_in_flight_and_later_ones_end_when_they_are_not_needed() -> None:
 def test_the_details_of_a_failed_call_are_cleaned() -> None:
     failed = FailedCall(grpc.StatusCode.UNAVAILABLE, "\x1b[31mno\nserver")
     assert describe(failed) == "UNAVAILABLE: \N{REPLACEMENT CHARACTER}no\N{REPLACEMENT CHARACTER}server"
+
+
+def test_a_process_that_listens_and_does_not_shake_hands_may_be_stopped_for_long() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        soon = [("grpc.min_reconnect_backoff_ms", 100)]
+        channel = grpc.secure_channel(place, grpc.ssl_channel_credentials(), options=soon)
+        with channel, pytest.raises(grpc.RpcError) as failed:
+            ControlStub(channel).Clock(pb.ClockRequest(), timeout=SOON)
+    assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert patience(failed.value, 90.0, 4.0) == 90.0

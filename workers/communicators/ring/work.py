@@ -71,13 +71,9 @@ class Operations:
     Args:
         rank: This process's rank.
         wait: See `WaitForHost`.
-
-    Attributes:
-        lost: Ranks known to be lost. Errors name them.
     """
 
     def __init__(self, rank: int, wait: WaitForHost = RingWork.settle) -> None:
-        self.lost: set[int] = set()
         self._rank = rank
         self._wait = wait
         self._lock = threading.Lock()
@@ -123,10 +119,9 @@ class Operations:
             text = f"rank {self._rank}: {work.what} failed: {gist(cause)}"
             self.fail(DeadlineExceeded(f"{text}; raise --timeout if a worker may take this long"))
             return
-        known = ", ".join(f"rank {rank}" for rank in sorted(self.lost)) or "which one is not known yet"
         self.fail(
             RingBroken(
-                f"rank {self._rank}: {work.what} failed because a member of the ring is lost ({known}):"
+                f"rank {self._rank}: {work.what} failed because a member of the ring is lost:"
                 f" {gist(cause)}; restart the job, with uneven=True in DistributedOptimizer if ranks have"
                 " different numbers of batches"
             )
