@@ -167,7 +167,7 @@ class Server:
         """Returns a server whose port is open but which has not started, and the port."""
         keyring = self._keyring
         rejections = coordinator.counters.rejections
-        self._newcomers = Newcomers(rejections)
+        self._newcomers = Newcomers(rejections, self._config.members)
         interceptors: list[grpc.aio.ServerInterceptor] = [ReadableCalls(rejections, self._newcomers)]
         if keyring is not None:
             interceptors.insert(0, AsyncGuard(keyring.guard, rejections))

@@ -29,7 +29,7 @@ from hubring.ps.security.certificate import (
     make_certificate,
 )
 from hubring.ps.security.guard import Guard, Role
-from hubring.ps.security.handshake import Proof, answers_in_tls, fetch, uses_tls
+from hubring.ps.security.handshake import Proof, fetch, uses_tls
 from hubring.ps.security.token_file import Token, Tokens, choose_token
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def find_access(
 def _without_proof(address: str, *, listens: bool) -> Access:
     if not listens:
         raise ServerUnreachable(f"no server listens at {address}")
-    if answers_in_tls(address, ANSWER_SECONDS):
+    if uses_tls(address, 0.0, ANSWER_SECONDS):
         raise ConfigError(f"the server at {address} asks for tokens and encrypts; remove --insecure")
     return NO_ACCESS
 

@@ -54,9 +54,8 @@ def open_async_channel(address: str, access: Access = NO_ACCESS, options: Option
 
 
 def _trust(access: Access) -> grpc.ChannelCredentials:
-    identity = access.identity or (secret_certificate(access.secret) if access.secret else None)
-    key, certificate = (identity.key, identity.certificate) if identity else (None, None)
-    return grpc.ssl_channel_credentials(access.certificate, key, certificate)
+    identity = access.identity or secret_certificate(access.secret)
+    return grpc.ssl_channel_credentials(access.certificate, identity.key, identity.certificate)
 
 
 def _expects(access: Access) -> tuple[str, str]:

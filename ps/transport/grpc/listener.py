@@ -25,7 +25,7 @@ from hubring.ps.security.guard import ThreadGuard, in_threads
 from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
-from hubring.ps.transport.grpc.newcomers import Newcomers
+from hubring.ps.transport.grpc.newcomers import AdmittedCalls, Newcomers
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import Backlog, Outbox, weigh
 from hubring.ps.transport.polling import Bell
@@ -228,6 +228,7 @@ class GrpcListener:
         self._stream_threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc stream")
         self._control_threads = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="grpc control")
         guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard, rejections)]
+        guards.append(AdmittedCalls(self._newcomers))
         self._server = grpc.server(
             self._control_threads,
             interceptors=guards,
@@ -277,7 +278,6 @@ class GrpcListener:
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serves one stream. Runs in gRPC's thread until the stream ends."""
         stream = OpenStream(context.peer(), time.monotonic())
-        self._newcomers.admit(stream.peer)
         if not self._streams.take(stream):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open; close some first")
         context.send_initial_metadata((GREETING,))
