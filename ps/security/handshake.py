@@ -80,10 +80,11 @@ def fetch(address: str, proof: Proof, seconds: float) -> ServerCertificate:
         except ssl.SSLCertVerificationError as error:
             raise ConfigError(_distrust(address, proof, error)) from error
         except OSError as error:
-            refused_since = min(refused_since, time.monotonic()) if _answers(error) else math.inf
-            if time.monotonic() - refused_since > SURE_SECONDS:
+            now = time.monotonic()
+            refused_since = min(refused_since, now) if _answers(error) else math.inf
+            if now - refused_since > SURE_SECONDS:
                 raise ConfigError(_refusal(address, proof, error)) from error
-            if time.monotonic() > deadline:
+            if now > deadline:
                 raise ServerUnreachable(f"no server with TLS answers at {address} ({error})") from error
         time.sleep(_PAUSE_SECONDS)
 

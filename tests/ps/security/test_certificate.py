@@ -99,9 +99,7 @@ def test_what_proves_a_program_is_valid_whatever_the_clocks_of_the_hosts(pem: by
 
 def test_one_refusal_after_a_server_was_out_of_reach_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may have been killed, and another one have taken over."""
-    answers = iter(
-        [ConnectionRefusedError(), handshake._Closed(), ConnectionRefusedError(), handshake._Closed()]
-    )
+    answers = iter(2 * [ConnectionRefusedError(), handshake._Closed()])
     found = ServerCertificate(b"found")
 
     def prove(address: str, proof: Proof, seconds: float) -> ServerCertificate:
