@@ -110,6 +110,6 @@ def control_options(members: int) -> list[tuple[str, int]]:
             bounds.descriptor_share(members + SPARE_CONNECTIONS, 3),
         ),
         ("grpc.max_concurrent_streams", CONTROL_CALLS),
-        ("grpc.http2.bdp_probe", 0),  # a window that grows by itself lets strangers fill memory
+        ("grpc.http2.bdp_probe", 0),  # a window that grows by itself lets a caller fill memory
         *STRANGERS,
     ]

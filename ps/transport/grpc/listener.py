@@ -33,7 +33,7 @@ from hubring.ps.transport.polling import Bell
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 768
-"""Maximum number of open streams of one listener. It also bounds what strangers can make it hold."""
+"""Maximum number of open streams of one listener."""
 
 ADDRESS_STREAMS = 256
 """Maximum number of open streams of one IP address: 128 workers on one host, with two streams each."""
@@ -151,7 +151,7 @@ CONTROL_THREADS = 32
 """Threads for control calls. Streams have threads of their own."""
 
 MAX_CALLS = MAX_STREAMS + 4096
-"""Maximum number of open streams and calls of one listener. A refused call takes 0.2 ms."""
+"""Maximum number of open streams and calls of one listener."""
 
 MAX_CONNECTIONS = MAX_STREAMS + 64
 """Maximum number of TCP connections of one listener. A stream has a connection of its own. The coordinator
@@ -173,7 +173,7 @@ GREETING = ("hubring-data", "1")
 """Initial metadata of each stream. It shows a client that the server is a shard."""
 
 READ_AHEAD = 256 << 10
-"""Bytes of each stream that gRPC receives ahead. A window that grows by itself lets strangers fill memory."""
+"""Bytes of each stream that gRPC receives ahead. A window that grows by itself lets a sender fill memory."""
 
 BOTH_ENDS = (
     ("grpc.max_send_message_length", -1),
