@@ -33,6 +33,9 @@ SURE_SECONDS = 0.5
 STALLED_SECONDS = 2.0
 """A server that ends a handshake later than this has not refused it: it was too busy within gRPC's limit."""
 
+ANSWER_SECONDS = 5.0
+"""Seconds for which a server that listens may take for its handshakes, at least."""
+
 _PAUSE_SECONDS = 0.1
 _BY_AUTHORITY = ", or pass --tls-ca, if the server has a certificate of your authority"
 
@@ -89,18 +92,17 @@ def fetch(address: str, proof: Proof, seconds: float) -> ServerCertificate:
         time.sleep(_PAUSE_SECONDS)
 
 
-def uses_tls(address: str, seconds: float, patience: float) -> bool:
+def uses_tls(address: str, seconds: float) -> bool:
     """Whether a server uses TLS. One in its first or last moment may not answer at once.
 
     Args:
         address: The server's `HOST:PORT`.
         seconds: How long to ask a server that does not answer.
-        patience: Time limit of each read.
     """
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return bool(_shown(address, patience))
+            return bool(_shown(address, ANSWER_SECONDS))
         except OSError as error:
             if _answers(error) or time.monotonic() > deadline:
                 return False

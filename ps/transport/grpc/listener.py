@@ -150,9 +150,6 @@ class OpenStreams:
 CONTROL_THREADS = 32
 """Threads for control calls. Streams have threads of their own."""
 
-MAX_CALLS = MAX_STREAMS + 4096
-"""Maximum number of open streams and calls of one listener."""
-
 MAX_CONNECTIONS = MAX_STREAMS + 64
 """Maximum number of TCP connections of one listener. A stream has a connection of its own. The coordinator
 uses one of the others.
@@ -236,7 +233,6 @@ class GrpcListener:
                 *_SERVER,
                 ("grpc.max_allowed_incoming_connections", bounds.descriptor_share(MAX_CONNECTIONS, 4)),
             ),
-            maximum_concurrent_rpcs=MAX_CALLS,
         )
         exchange: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             in_threads(self._exchange, self._stream_threads)

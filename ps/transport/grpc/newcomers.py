@@ -47,11 +47,8 @@ RELEASE_SECONDS = 5.0
 """How long after a connection was closed the memory that strangers filled goes back to the kernel."""
 
 
-class _Peer(NamedTuple):
-    """The other end of a connection: its IP address, and its port."""
-
-    host: str
-    port: int
+_Peer = tuple[str, int]
+"""The other end of a connection: its IP address, and its port."""
 
 
 class _File(NamedTuple):
@@ -102,7 +99,7 @@ class Newcomers:
         """
         host, _, port = unquote(peer).partition(":")[2].rpartition(":")
         if port.isdigit():  # otherwise it came by a unix socket
-            self._members.add(_Peer(_plain(host.strip("[]")), int(port)))
+            self._members.add((_plain(host.strip("[]")), int(port)))
 
     def _run(self, port: int) -> None:
         due, release = 0.0, math.inf
@@ -130,15 +127,16 @@ class Newcomers:
             OSError: No descriptor is free.
         """
         members = set(self._members)
-        files = {number: self._file(number, port, now) for number in map(int, os.listdir("/proc/self/fd"))}
-        self._files = {number: file for number, file in files.items() if file is not None}
+        self._files = {
+            number: self._file(number, port, now) for number in map(int, os.listdir("/proc/self/fd"))
+        }
         found = {file.peer for file in self._files.values() if file.peer is not None}
         self._members -= members - found
         new: defaultdict[str, deque[int]] = defaultdict(deque)
         """Descriptors by network, the oldest ones first."""
         for number, (_, peer, since) in sorted(self._files.items(), key=lambda each: each[1].since):
             if peer and peer not in self._members and since > now - HANDSHAKE_MS / 1000 - LOOK_SECONDS:
-                new[network_of(peer.host)].append(number)
+                new[network_of(peer[0])].append(number)
         count = sum(map(len, new.values()))
         self._usual = len(self._files) - count
         surplus = count - self._most - max(0, self._expected - len(found) + count)
@@ -146,27 +144,20 @@ class Newcomers:
             network, numbers = max(new.items(), key=lambda each: len(each[1]))
             text = f"closed a gRPC connection of {network}, which had {len(numbers)} in their handshake"
             self._rejections.add("connections", log, text)
-            self._close(numbers.popleft(), port)
+            number = numbers.popleft()
+            file = self._files[number]
+            self._files[number] = file._replace(peer=None)
+            with suppress(OSError), duplicate(number) as line:
+                if _peer_of(line, port) == file.peer:  # otherwise the number is another file's by now
+                    reset(line)
         return surplus > 0
 
-    def _close(self, number: int, port: int) -> None:
-        file = self._files[number]
-        self._files[number] = file._replace(peer=None)
-        with suppress(OSError), duplicate(number) as line:
-            if _peer_of(line, port) == file.peer:  # otherwise it has ended, and the number is another file's
-                reset(line)
-
-    def _file(self, number: int, port: int, now: float) -> _File | None:
-        """Returns what a descriptor is; None if it was closed meanwhile. Raises OSError."""
+    def _file(self, number: int, port: int, now: float) -> _File:
+        known, inode, peer = self._files.get(number), 0, None
         try:
             inode = os.fstat(number).st_ino
-        except OSError:
-            return None
-        known = self._files.get(number)
-        if known is not None and known.inode == inode:
-            return known
-        peer = None
-        try:
+            if known is not None and known.inode == inode:
+                return known
             with duplicate(number) as line:
                 peer = _peer_of(line, port)
         except OSError as error:  # no socket, one that listens, or it has ended
@@ -180,7 +171,7 @@ def _peer_of(line: socket.socket, port: int) -> _Peer | None:
     if line.family not in (socket.AF_INET, socket.AF_INET6) or line.getsockname()[1] != port:
         return None
     host, at, *_ = line.getpeername()
-    return _Peer(_plain(host), at)
+    return _plain(host), at
 
 
 def _plain(host: str) -> str:
