@@ -92,7 +92,7 @@ def server_credentials(identity: Identity, guard: Guard, authority: bytes = b"")
 
 
 SPARE_CONNECTIONS = 2 * MOST
-"""Connections of command lines and probes, and of strangers between two looks of `Newcomers`: 57 kB each."""
+"""Connections of command lines and probes, and of strangers between two looks at them: 57 kB each."""
 
 CONTROL_CALLS = 32
 """Maximum number of open calls of one connection. A refused one takes 21 kB until its caller has read why.

@@ -25,7 +25,7 @@ from hubring.ps.security.guard import ThreadGuard, in_threads
 from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
-from hubring.ps.transport.grpc.newcomers import AdmittedCalls, Newcomers
+from hubring.ps.transport.grpc.newcomers import AdmittedCalls, GrpcNewcomers
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import Backlog, Outbox, weigh
 from hubring.ps.transport.polling import Bell
@@ -221,7 +221,7 @@ class GrpcListener:
         self.waitable = self._bell.waitable
         self._rejections = rejections
         self._streams = OpenStreams(rejections)
-        self._newcomers = Newcomers(rejections)
+        self._newcomers = GrpcNewcomers(rejections)
         self._stream_threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc stream")
         self._control_threads = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="grpc control")
         guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard, rejections)]

@@ -65,7 +65,7 @@ class _File(NamedTuple):
     since: float
 
 
-class Newcomers:
+class GrpcNewcomers:
     """Watches the connections to one port in a thread, from `begin` until `close`.
 
     Args:
@@ -181,7 +181,7 @@ def _plain(host: str) -> str:
 class AdmittedCalls(grpc.ServerInterceptor):
     """Tells `newcomers` about each call to a server with threads. A guard comes before it."""
 
-    def __init__(self, newcomers: Newcomers) -> None:
+    def __init__(self, newcomers: GrpcNewcomers) -> None:
         self._newcomers = newcomers
 
     def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:

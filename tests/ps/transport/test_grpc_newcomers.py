@@ -16,7 +16,7 @@ import pytest
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.security.access import make_lock
 from hubring.ps.transport.grpc.channel import open_channel
-from hubring.ps.transport.grpc.newcomers import HANDSHAKE_MS, LOOK_SECONDS, MOST, MOST_EXPECTED, Newcomers
+from hubring.ps.transport.grpc.newcomers import HANDSHAKE_MS, LOOK_SECONDS, MOST, MOST_EXPECTED, GrpcNewcomers
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from tests.support.processes.stopwatch import Stopwatch
 from tests.support.transports.serving import Serving
@@ -81,7 +81,7 @@ def door() -> Iterator[Door]:
 
 def test_beyond_the_most_the_oldest_are_closed_but_those_with_a_call_stay(door: Door) -> None:
     rejections = Rejections()
-    watch = Newcomers(rejections)
+    watch = GrpcNewcomers(rejections)
     door.connect(MOST + 3)
     watch.admit(f"ipv4:127.0.0.1:{door.first}")
     assert watch.look(door.port, 0.0)
@@ -94,7 +94,7 @@ def test_beyond_the_most_the_oldest_are_closed_but_those_with_a_call_stay(door: 
 
 
 def test_connections_that_are_older_than_a_handshake_stay(door: Door) -> None:
-    watch = Newcomers(Rejections())
+    watch = GrpcNewcomers(Rejections())
     door.connect(MOST)
     watch.look(door.port, 0.0)
     door.connect(MOST)
@@ -102,7 +102,7 @@ def test_connections_that_are_older_than_a_handshake_stay(door: Door) -> None:
 
 
 def test_the_members_of_a_job_may_connect_at_once(door: Door) -> None:
-    watch = Newcomers(Rejections(), expected=200)
+    watch = GrpcNewcomers(Rejections(), expected=200)
     door.connect(200 + MOST)
     assert not watch.look(door.port, 0.0)
     door.connect(1)
@@ -111,7 +111,7 @@ def test_the_members_of_a_job_may_connect_at_once(door: Door) -> None:
 
 
 def test_members_that_came_leave_no_room_for_others(door: Door) -> None:
-    watch = Newcomers(Rejections(), expected=10_000)
+    watch = GrpcNewcomers(Rejections(), expected=10_000)
     door.connect(MOST_EXPECTED)
     watch.look(door.port, 0.0)
     door.connect(MOST + 5)
@@ -120,7 +120,7 @@ def test_members_that_came_leave_no_room_for_others(door: Door) -> None:
 
 
 def test_a_member_that_left_does_not_leave_its_place_to_a_stranger_on_its_port(door: Door) -> None:
-    watch = Newcomers(Rejections())
+    watch = GrpcNewcomers(Rejections())
     door.connect(1)
     watch.admit(f"ipv4:127.0.0.1:{(port := door.first)}")
     watch.look(door.port, 0.0)
@@ -135,7 +135,7 @@ def test_a_member_that_left_does_not_leave_its_place_to_a_stranger_on_its_port(d
 def test_addresses_of_ipv4_and_ipv6_are_those_that_grpc_names() -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listens:
         port = listens.getsockname()[1]
-        watch = Newcomers(Rejections())
+        watch = GrpcNewcomers(Rejections())
         with contextlib.ExitStack() as stack:
             lines = []
             for host in ["127.0.0.1", "::1"] * (MOST // 2 + 1):
@@ -149,7 +149,7 @@ def test_addresses_of_ipv4_and_ipv6_are_those_that_grpc_names() -> None:
 
 def test_descriptors_that_were_closed_are_no_cover_for_strangers(door: Door) -> None:
     """Those of the page's connections, for example."""
-    watch = Newcomers(Rejections())
+    watch = GrpcNewcomers(Rejections())
     others = [os.open(os.devnull, os.O_RDONLY) for _ in range(4 * MOST)]
     watch.look(door.port, 0.0)
     for each in others:
@@ -170,7 +170,7 @@ def test_the_watch_goes_on_after_no_descriptor_was_free(door: Door, monkeypatch:
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", fails_once)
-    watch = Newcomers(Rejections())
+    watch = GrpcNewcomers(Rejections())
     watch.begin(door.port)
     assert failed.wait(PATIENCE)
     door.connect(2 * MOST)
