@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -329,6 +330,10 @@ def _ask(server: str, role: str, access: dict[str, Any], call: Any) -> Any:
     return _connect(server, role, access, lambda channel: whole(call(ControlStub(channel))))
 
 
+AGAIN_SECONDS = 2.0
+"""How long a program that only reads calls again: a server that strangers crowd may close its connection."""
+
+
 def _connect(server: str, role: str, access: dict[str, Any], use: Callable[[Any], T]) -> T:
     import grpc
 
@@ -347,13 +352,18 @@ def _connect(server: str, role: str, access: dict[str, Any], use: Callable[[Any]
         )
     except ServerUnreachable as error:
         raise _silent(server) from error
-    try:
-        with open_channel(server, found) as channel:
-            return use(channel)
-    except grpc.RpcError as error:
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            raise refused_error(server, details(error)) from error
-        raise _silent(server, f" ({describe(error)})") from error
+    deadline = time.monotonic() + AGAIN_SECONDS
+    while True:
+        try:
+            with open_channel(server, found) as channel:
+                return use(channel)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                raise refused_error(server, details(error)) from error
+            lost = role == "reader" and error.code() is grpc.StatusCode.UNAVAILABLE
+            if not lost or time.monotonic() > deadline:
+                raise _silent(server, f" ({describe(error)})") from error
+        time.sleep(0.1)
 
 
 def _silent(server: str, detail: str = "") -> Exception:

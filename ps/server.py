@@ -52,7 +52,7 @@ from hubring.ps.security.token_file import forget
 from hubring.ps.shard.host_shards import began_as_standby, replacements, settings_of, start_shards
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.grpc.channel import control_options, server_credentials
-from hubring.ps.transport.grpc.newcomers import Newcomers
+from hubring.ps.transport.grpc.newcomers import GrpcNewcomers
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 
 log = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Server:
         """Returns a server whose port is open but which has not started, and the port."""
         keyring = self._keyring
         rejections = coordinator.counters.rejections
-        self._newcomers = Newcomers(rejections)
+        self._newcomers = GrpcNewcomers(rejections, self._config.members)
         interceptors: list[grpc.aio.ServerInterceptor] = [ReadableCalls(rejections, self._newcomers)]
         if keyring is not None:
             interceptors.insert(0, AsyncGuard(keyring.guard, rejections))

@@ -31,7 +31,7 @@ from hubring.ps.job.generations import MEETING
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.security.guard import Role
 from hubring.ps.security.keyring import Keyring
-from hubring.ps.transport.grpc.newcomers import Newcomers
+from hubring.ps.transport.grpc.newcomers import GrpcNewcomers
 from hubring.ps.transport.host import reachable
 
 log = logging.getLogger(__name__)
@@ -349,7 +349,7 @@ class ReadableCalls(grpc.aio.ServerInterceptor):
         newcomers: Learns whose calls were let in.
     """
 
-    def __init__(self, rejections: Rejections, newcomers: Newcomers) -> None:
+    def __init__(self, rejections: Rejections, newcomers: GrpcNewcomers) -> None:
         self._rejections, self._newcomers = rejections, newcomers
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:

@@ -29,16 +29,13 @@ from hubring.ps.security.certificate import (
     make_certificate,
 )
 from hubring.ps.security.guard import Guard, Role
-from hubring.ps.security.handshake import Proof, answers_in_tls, fetch, uses_tls
+from hubring.ps.security.handshake import ANSWER_SECONDS, Proof, fetch, uses_tls
 from hubring.ps.security.token_file import Token, Tokens, choose_token
 
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """Seconds for which a program looks for its server: launchers start server, shards and workers together."""
-
-ANSWER_SECONDS = 5.0
-"""Seconds for which a server that listens may take for its handshakes, at least."""
 
 LOOK_SECONDS = 0.1
 """Seconds between two looks, and for one look at a server that is expected to run."""
@@ -109,7 +106,7 @@ def find_access(
         raise ServerUnreachable(f"no server listens at {address}, and there is no {file}")
     tokens = _read(file, deadline) if file is not None else _of_this_user(address)
     if not tokens:
-        if listens and uses_tls(address, deadline - time.monotonic(), ANSWER_SECONDS):
+        if listens and uses_tls(address, deadline - time.monotonic()):
             raise refused_error(address, "it has no token")
         raise ServerUnreachable(f"no server with TLS answers at {address}")
     token = _chosen(tokens, role, file)
@@ -134,7 +131,7 @@ def find_access(
 def _without_proof(address: str, *, listens: bool) -> Access:
     if not listens:
         raise ServerUnreachable(f"no server listens at {address}")
-    if answers_in_tls(address, ANSWER_SECONDS):
+    if uses_tls(address, 0.0):
         raise ConfigError(f"the server at {address} asks for tokens and encrypts; remove --insecure")
     return NO_ACCESS
 

@@ -13,7 +13,7 @@ import os
 import ssl
 import stat
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +26,8 @@ from hubring.ps.security import private_file
 CERTIFICATE_NAME = "hubring"
 """The name in every certificate that a server makes. Clients ask for it whatever the address is."""
 
-_YEARS = 10
+_VALID = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+"""Always (RFC 5280, 4.1.2.5): clocks of hosts differ, and the key proves enough."""
 _CURVE_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Of P-256 (FIPS 186-5). A private key is from 1 to one less."""
 _HOSTS = {"DNS", "IP Address"}
@@ -97,15 +98,15 @@ def _sign(key: Any, subject: str, issuer: str, *, authority: bool = False) -> Id
     def name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
-    now = datetime.now(UTC)
+    since, until = _VALID
     builder = (
         x509.CertificateBuilder()
         .subject_name(name(subject))
         .issuer_name(name(issuer))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))  # clocks differ
-        .not_valid_after(now + timedelta(days=365 * _YEARS))
+        .not_valid_before(since)
+        .not_valid_after(until)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(subject)]), critical=False)
     )
     if authority:

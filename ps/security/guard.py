@@ -205,7 +205,7 @@ class ThreadGuard(grpc.ServerInterceptor):
         def refuse(_: Any, context: grpc.ServicerContext) -> Any:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
 
-        return _without_request(refuse)
+        return grpc.stream_stream_rpc_method_handler(refuse)  # does not wait for the request
 
 
 class AsyncGuard(grpc.aio.ServerInterceptor):
@@ -225,12 +225,7 @@ class AsyncGuard(grpc.aio.ServerInterceptor):
         async def refuse(_: Any, context: Any) -> Any:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, objection)
 
-        return _without_request(refuse)
-
-
-def _without_request(behavior: Callable[..., Any]) -> Any:
-    """Returns a handler that does not wait for the request, which a stranger may never send."""
-    return grpc.stream_stream_rpc_method_handler(behavior)
+        return grpc.stream_stream_rpc_method_handler(refuse)  # does not wait for the request
 
 
 class _Details(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import socket
 import ssl
 import time
@@ -31,6 +32,9 @@ SURE_SECONDS = 0.5
 
 STALLED_SECONDS = 2.0
 """A server that ends a handshake later than this has not refused it: it was too busy within gRPC's limit."""
+
+ANSWER_SECONDS = 5.0
+"""Seconds for which a server that listens may take for its handshakes, at least."""
 
 _PAUSE_SECONDS = 0.1
 _BY_AUTHORITY = ", or pass --tls-ca, if the server has a certificate of your authority"
@@ -55,7 +59,7 @@ class Proof(NamedTuple):
         digest: SHA-256 of the certificate, in hexadecimal; empty for any.
         own: What the client brings. If it has an authority, that signed the certificate.
         named: Whether the certificate is for the host in the address.
-        secret: Proves the client; empty for none.
+        secret: Proves a client without an authority.
     """
 
     digest: str = ""
@@ -71,43 +75,36 @@ def fetch(address: str, proof: Proof, seconds: float) -> ServerCertificate:
         ServerUnreachable: No server answers there within `seconds`.
         ConfigError: The server has another certificate than it should, or none, or refuses the client's.
     """
-    began = time.monotonic()
-    deadline = began + seconds
+    deadline = time.monotonic() + seconds
+    refused_since = math.inf
     while True:
         try:
             return _prove(address, proof, max(_PAUSE_SECONDS, deadline - time.monotonic()))
         except ssl.SSLCertVerificationError as error:
             raise ConfigError(_distrust(address, proof, error)) from error
         except OSError as error:
-            if _answers(error) and time.monotonic() - began > SURE_SECONDS:
+            now = time.monotonic()
+            refused_since = min(refused_since, now) if _answers(error) else math.inf
+            if now - refused_since > SURE_SECONDS:
                 raise ConfigError(_refusal(address, proof, error)) from error
-            if time.monotonic() > deadline:
+            if now > deadline:
                 raise ServerUnreachable(f"no server with TLS answers at {address} ({error})") from error
         time.sleep(_PAUSE_SECONDS)
 
 
-def answers_in_tls(address: str, patience: float) -> bool:
-    """Whether a server uses TLS, if it answers at once. Parameters as those of `uses_tls`."""
-    try:
-        return bool(_shown(address, patience))
-    except OSError:
-        return False
-
-
-def uses_tls(address: str, seconds: float, patience: float) -> bool:
+def uses_tls(address: str, seconds: float) -> bool:
     """Whether a server uses TLS. One in its first or last moment may not answer at once.
 
     Args:
         address: The server's `HOST:PORT`.
         seconds: How long to ask a server that does not answer.
-        patience: Time limit of each read.
     """
-    began = time.monotonic()
+    deadline = time.monotonic() + seconds
     while True:
         try:
-            return bool(_shown(address, patience))
+            return bool(_shown(address, ANSWER_SECONDS))
         except OSError as error:
-            if time.monotonic() - began > max(SURE_SECONDS, 0.0 if _answers(error) else seconds):
+            if _answers(error) or time.monotonic() > deadline:
                 return False
         time.sleep(_PAUSE_SECONDS)
 
@@ -130,8 +127,7 @@ def _prove(address: str, proof: Proof, seconds: float) -> ServerCertificate:
         authority = ssl.DER_cert_to_PEM_cert(found)
     context = _trusting(authority)
     context.check_hostname = proof.named
-    if identity := proof.own.shown or (secret_certificate(proof.secret) if proof.secret else None):
-        show_identity(context, identity)
+    show_identity(context, proof.own.shown or secret_certificate(proof.secret))
     host = split(address)[0] if proof.named else None
     subject, found = _shake(address, context, host, seconds, waits=True)
     _compare(address, proof, found)

@@ -199,9 +199,8 @@ def reset(line: socket.socket) -> None:
 
 def release_freed_memory() -> None:
     """Returns freed memory to the kernel, as far as the C library can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
 
 
 SECONDS = 0.5

@@ -16,7 +16,7 @@ from tests.support.processes.cluster import SMALL, Cluster, Program
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 ATTACKS = (
-    *("calls", "wrong_tokens", "streams", "large_calls", "continuations"),
+    *("calls", "wrong_tokens", "continuations"),
     *("noise", "connections", "half_open", "pages", "zmq_frames", "zmq_handshakes", "shared_memory"),
 )
 MOST_BYTES = 64 << 20

@@ -27,14 +27,15 @@ def pod(name: str, entries: dict[str, str], folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "flags", [pytest.param([], marks=pytest.mark.full), ["--colocate"]], ids=["hub", "colocated"]
 )
-def test_a_job_trains_with_its_secret_and_the_probe_needs_none(
+def test_a_job_trains_and_is_probed_with_its_secret(
     cluster: Cluster, tmp_path: Path, flags: list[str]
 ) -> None:
     entries = new_secret(job(engine="kubernetes", image=IMAGE, workers=2))["stringData"]
     servers, workers = (pod(name, entries, tmp_path / name) for name in ("server", "worker"))
     command = ["--host", "0.0.0.0", "--workers", "2", "--once", "--token-file", TOKENS_FILE, *flags]
     server, address = cluster.server(*command, within=servers)
-    cluster.run("health", "hubring.ps.cli", "health", address, "--service", "ready").done()
+    probe = ["health", address, "--service", "ready", "--token-file", TOKENS_FILE]
+    cluster.run("health", "hubring.ps.cli", *probe, within=servers).done()
     pair = cluster.ranks(address, 2, "--token-file", TOKENS_FILE, SMALL, "5", within=workers)
     assert [worker.done()["steps"] for worker in pair] == [5, 5]
     assert server.done()["finished"] == [0, 1]

@@ -20,11 +20,13 @@ _ALWAYS = (("grpc.enable_http_proxy", 0),)
 
 STRANGERS = (
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    ("grpc.max_connection_idle_ms", 30_000),
     ("grpc.max_metadata_size", 8 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
 )
-"""A server's options against idle connections. Members keep a call open, so theirs are never idle."""
+"""A server's options against connections that do not end their handshake, and long headers.
+
+An idle connection stays: the coordinator could not replace its own to a shard that strangers crowd.
+"""
 
 FAST_REDIAL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
 """Options of a channel to a coordinator, whose standby may take over within some tenths of a second."""
@@ -54,9 +56,8 @@ def open_async_channel(address: str, access: Access = NO_ACCESS, options: Option
 
 
 def _trust(access: Access) -> grpc.ChannelCredentials:
-    identity = access.identity or (secret_certificate(access.secret) if access.secret else None)
-    key, certificate = (identity.key, identity.certificate) if identity else (None, None)
-    return grpc.ssl_channel_credentials(access.certificate, key, certificate)
+    identity = access.identity or secret_certificate(access.secret)
+    return grpc.ssl_channel_credentials(access.certificate, identity.key, identity.certificate)
 
 
 def _expects(access: Access) -> tuple[str, str]:
@@ -91,7 +92,7 @@ def server_credentials(identity: Identity, guard: Guard, authority: bytes = b"")
 
 
 SPARE_CONNECTIONS = 2 * MOST
-"""Connections of command lines and probes, and of strangers between two looks of `Newcomers`: 57 kB each."""
+"""Connections of command lines and probes, and of strangers between two looks at them: 57 kB each."""
 
 CONTROL_CALLS = 32
 """Maximum number of open calls of one connection. A refused one takes 21 kB until its caller has read why.
@@ -111,6 +112,5 @@ def control_options(members: int) -> list[tuple[str, int]]:
             bounds.descriptor_share(members + SPARE_CONNECTIONS, 3),
         ),
         ("grpc.max_concurrent_streams", CONTROL_CALLS),
-        ("grpc.http2.bdp_probe", 0),  # a window that grows by itself lets strangers fill memory
         *STRANGERS,
     ]

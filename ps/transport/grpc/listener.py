@@ -25,7 +25,7 @@ from hubring.ps.security.guard import ThreadGuard, in_threads
 from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.grpc.channel import STRANGERS, server_credentials
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
-from hubring.ps.transport.grpc.newcomers import Newcomers
+from hubring.ps.transport.grpc.newcomers import AdmittedCalls, GrpcNewcomers
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import Backlog, Outbox, weigh
 from hubring.ps.transport.polling import Bell
@@ -33,7 +33,7 @@ from hubring.ps.transport.polling import Bell
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 768
-"""Maximum number of open streams of one listener. It also bounds what strangers can make it hold."""
+"""Maximum number of open streams of one listener."""
 
 ADDRESS_STREAMS = 256
 """Maximum number of open streams of one IP address: 128 workers on one host, with two streams each."""
@@ -150,9 +150,6 @@ class OpenStreams:
 CONTROL_THREADS = 32
 """Threads for control calls. Streams have threads of their own."""
 
-MAX_CALLS = MAX_STREAMS + 4096
-"""Maximum number of open streams and calls of one listener. A refused call takes 0.2 ms."""
-
 MAX_CONNECTIONS = MAX_STREAMS + 64
 """Maximum number of TCP connections of one listener. A stream has a connection of its own. The coordinator
 uses one of the others.
@@ -173,7 +170,7 @@ GREETING = ("hubring-data", "1")
 """Initial metadata of each stream. It shows a client that the server is a shard."""
 
 READ_AHEAD = 256 << 10
-"""Bytes of each stream that gRPC receives ahead. A window that grows by itself lets strangers fill memory."""
+"""Bytes of each stream that gRPC receives ahead. A window that grows by itself lets a sender fill memory."""
 
 BOTH_ENDS = (
     ("grpc.max_send_message_length", -1),
@@ -224,10 +221,11 @@ class GrpcListener:
         self.waitable = self._bell.waitable
         self._rejections = rejections
         self._streams = OpenStreams(rejections)
-        self._newcomers = Newcomers(rejections)
+        self._newcomers = GrpcNewcomers(rejections)
         self._stream_threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc stream")
         self._control_threads = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="grpc control")
         guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard, rejections)]
+        guards.append(AdmittedCalls(self._newcomers))
         self._server = grpc.server(
             self._control_threads,
             interceptors=guards,
@@ -235,7 +233,6 @@ class GrpcListener:
                 *_SERVER,
                 ("grpc.max_allowed_incoming_connections", bounds.descriptor_share(MAX_CONNECTIONS, 4)),
             ),
-            maximum_concurrent_rpcs=MAX_CALLS,
         )
         exchange: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             in_threads(self._exchange, self._stream_threads)
@@ -277,7 +274,6 @@ class GrpcListener:
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Serves one stream. Runs in gRPC's thread until the stream ends."""
         stream = OpenStream(context.peer(), time.monotonic())
-        self._newcomers.admit(stream.peer)
         if not self._streams.take(stream):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams are open; close some first")
         context.send_initial_metadata((GREETING,))

@@ -2,7 +2,7 @@
 
 gRPC bounds its connections, and how long a handshake takes, but strangers who connect again and again would
 keep members out. It tells nobody of a new connection. So a thread counts this process's descriptors, and
-looks at the connections behind them only if there are many more than before.
+looks at the connections behind them every second, and whenever there are many more than before.
 
 Law: a connection with a call is a member's, since gRPC reads no call of a client that did not prove itself.
 So is one that is older than gRPC's limit of a handshake. Of the others, the oldest one is closed of the
@@ -17,10 +17,14 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
-from contextlib import ExitStack
-from typing import NamedTuple
+from collections import defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, NamedTuple
 from urllib.parse import unquote
+
+import grpc
 
 from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
@@ -31,37 +35,52 @@ log = logging.getLogger(__name__)
 MOST = 96
 """Connections without a call, if there are descriptors enough. Beyond it, the oldest ones are closed."""
 
+MOST_EXPECTED = 256
+"""Members that may connect at once beside them, as those of a job do that starts."""
+
 HANDSHAKE_MS = 5_000
 """How long gRPC waits for the end of a handshake."""
 
-LOOK_SECONDS = 0.05
+COUNT_SECONDS, LOOK_SECONDS = 0.05, 1.0
 
 RELEASE_SECONDS = 5.0
-"""How long after the last look at many connections the memory that they filled goes back to the kernel."""
+"""How long after a connection was closed the memory that strangers filled goes back to the kernel."""
 
 
-class _Peer(NamedTuple):
-    """The other end of a connection: its IP address, and its port."""
-
-    host: str
-    port: int
+_Peer = tuple[str, int]
+"""The other end of a connection: its IP address, and its port."""
 
 
-class Newcomers:
+class _File(NamedTuple):
+    """What a descriptor of this process is.
+
+    Attributes:
+        inode: Tells it from a later file with the same number.
+        peer: The other end of a connection to the port; None for another file.
+        since: When it was seen first, in monotonic seconds.
+    """
+
+    inode: int
+    peer: _Peer | None
+    since: float
+
+
+class GrpcNewcomers:
     """Watches the connections to one port in a thread, from `begin` until `close`.
 
     Args:
         rejections: Counts the connections that are closed here.
+        expected: How many members connect.
     """
 
-    def __init__(self, rejections: Rejections) -> None:
+    def __init__(self, rejections: Rejections, expected: int = 0) -> None:
         self._rejections = rejections
         self._members: set[_Peer] = set()
-        self._since: dict[_Peer, float] = {}
-        """When a connection was seen first, in monotonic seconds."""
+        self._files: dict[int, _File] = {}
         self._usual = 0
         """Descriptors of this process without those of newcomers."""
         self._most = bounds.descriptor_share(MOST, 16)
+        self._expected = min(expected, bounds.descriptor_share(MOST_EXPECTED, 8))
         self._ended = threading.Event()
 
     def begin(self, port: int) -> None:
@@ -80,49 +99,103 @@ class Newcomers:
         """
         host, _, port = unquote(peer).partition(":")[2].rpartition(":")
         if port.isdigit():  # otherwise it came by a unix socket
-            self._members.add(_Peer(_plain(host.strip("[]")), int(port)))
+            self._members.add((_plain(host.strip("[]")), int(port)))
 
     def _run(self, port: int) -> None:
-        looked = math.inf
-        while not self._ended.wait(LOOK_SECONDS):
-            if len(os.listdir("/proc/self/fd")) > self._usual + self._most:
-                looked = time.monotonic()
-                with ExitStack() as lines:
-                    self._look(port, lines)
-            elif time.monotonic() > looked + RELEASE_SECONDS:
-                looked = math.inf
+        due, release = 0.0, math.inf
+        while not self._ended.wait(COUNT_SECONDS):
+            now = time.monotonic()
+            with suppress(OSError):  # no descriptor is free
+                if now > due or len(os.listdir("/proc/self/fd")) > self._usual + self._most:
+                    due = now + LOOK_SECONDS
+                    release = now + RELEASE_SECONDS if self.look(port, now) else release
+            if now > release:
+                release = math.inf
                 release_freed_memory()
 
-    def _look(self, port: int, lines: ExitStack) -> None:
-        now, members = time.monotonic(), set(self._members)
-        numbers = list(map(int, os.listdir("/proc/self/fd")))
-        found: dict[_Peer, socket.socket] = {}
-        for number in numbers:
-            try:
-                line = lines.enter_context(duplicate(number))
-                if line.family in (socket.AF_INET, socket.AF_INET6) and line.getsockname()[1] == port:
-                    host, at, *_ = line.getpeername()
-                    found[_Peer(_plain(host), at)] = line
-            except OSError:  # no socket, one that listens, or it has ended meanwhile
-                continue
-        self._members -= members - found.keys()
-        self._since = {peer: self._since.get(peer, now) for peer in found}
-        oldest = now - HANDSHAKE_MS / 1000 - 1.0
-        new = sorted(
-            (peer for peer in found if peer not in self._members and self._since[peer] > oldest),
-            key=self._since.__getitem__,
-        )
-        self._usual = len(numbers) - len(new)
-        counts = Counter(network_of(peer.host) for peer in new)
-        while len(new) > self._most:
-            [(network, count)] = counts.most_common(1)
-            peer = next(each for each in new if network_of(each.host) == network)
-            new.remove(peer)
-            counts[network] -= 1
-            reset(found[peer])
-            text = f"closed a gRPC connection of {network}, which had {count} in their handshake"
+    def look(self, port: int, now: float) -> bool:
+        """Closes connections to the port if too many are new. The thread calls it.
+
+        Args:
+            port: The server's.
+            now: Monotonic seconds.
+
+        Returns:
+            Whether it closed any.
+
+        Raises:
+            OSError: No descriptor is free.
+        """
+        members = set(self._members)
+        self._files = {
+            number: self._file(number, port, now) for number in map(int, os.listdir("/proc/self/fd"))
+        }
+        found = {file.peer for file in self._files.values() if file.peer is not None}
+        self._members -= members - found
+        new: defaultdict[str, deque[int]] = defaultdict(deque)
+        """Descriptors by network, the oldest ones first."""
+        for number, (_, peer, since) in sorted(self._files.items(), key=lambda each: each[1].since):
+            if peer and peer not in self._members and since > now - HANDSHAKE_MS / 1000 - LOOK_SECONDS:
+                new[network_of(peer[0])].append(number)
+        count = sum(map(len, new.values()))
+        self._usual = len(self._files) - count
+        surplus = count - self._most - max(0, self._expected - len(found) + count)
+        for _ in range(surplus):
+            network, numbers = max(new.items(), key=lambda each: len(each[1]))
+            text = f"closed a gRPC connection of {network}, which had {len(numbers)} in their handshake"
             self._rejections.add("connections", log, text)
+            number = numbers.popleft()
+            file = self._files[number]
+            self._files[number] = file._replace(peer=None)
+            with suppress(OSError), duplicate(number) as line:
+                if _peer_of(line, port) == file.peer:  # otherwise the number is another file's by now
+                    reset(line)
+        return surplus > 0
+
+    def _file(self, number: int, port: int, now: float) -> _File:
+        known, inode, peer = self._files.get(number), 0, None
+        try:
+            inode = os.fstat(number).st_ino
+            if known is not None and known.inode == inode:
+                return known
+            with duplicate(number) as line:
+                peer = _peer_of(line, port)
+        except OSError as error:  # no socket, one that listens, or it has ended
+            if bounds.out_of_descriptors(error):
+                raise
+        return _File(inode, peer, now)
+
+
+def _peer_of(line: socket.socket, port: int) -> _Peer | None:
+    """Returns the other end of a connection to the port; None if it is not one. Raises OSError."""
+    if line.family not in (socket.AF_INET, socket.AF_INET6) or line.getsockname()[1] != port:
+        return None
+    host, at, *_ = line.getpeername()
+    return _plain(host), at
 
 
 def _plain(host: str) -> str:
     return host.partition("%")[0].removeprefix("::ffff:")
+
+
+class AdmittedCalls(grpc.ServerInterceptor):
+    """Tells `newcomers` about each call to a server with threads. A guard comes before it."""
+
+    def __init__(self, newcomers: GrpcNewcomers) -> None:
+        self._newcomers = newcomers
+
+    def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
+        handler = continuation(call)
+        if handler is None:
+            return None
+        kind = next(
+            kind for kind in ("unary_unary", "unary_stream", "stream_stream") if getattr(handler, kind)
+        )
+        behavior = getattr(handler, kind)
+
+        @wraps(behavior)
+        def admitted(requests: Any, context: grpc.ServicerContext) -> Any:
+            self._newcomers.admit(context.peer())
+            return behavior(requests, context)
+
+        return handler._replace(**{kind: admitted})

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
 from grpc_health.v1 import health_pb2
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.security import private_file, token_file
+from hubring.ps.security import handshake, private_file, token_file
 from hubring.ps.security.access import (
     CONNECT_SECONDS,
     LOOK_SECONDS,
@@ -28,7 +29,12 @@ from hubring.ps.security.access import (
     is_this_host,
     look_seconds,
 )
-from hubring.ps.security.certificate import check_key, make_certificate
+from hubring.ps.security.certificate import (
+    check_key,
+    make_certificate,
+    secret_authority,
+    secret_certificate,
+)
 from hubring.ps.security.guard import Guard, Role
 from hubring.ps.security.handshake import Proof, ServerCertificate, fetch
 from hubring.ps.security.keyring import make_files
@@ -79,6 +85,31 @@ def test_a_rotation_changes_which_clients_are_let_in_and_keeps_members() -> None
         for secret in (SECRET, new):
             assert fetch(address, Proof(own.digest, secret=secret), SECONDS).certificate == own.certificate
         server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    "pem",
+    [make_certificate().certificate, secret_authority(SECRET), secret_certificate(SECRET).certificate],
+    ids=["server", "authority", "client"],
+)
+def test_what_proves_a_program_is_valid_whatever_the_clocks_of_the_hosts(pem: bytes) -> None:
+    made = x509.load_pem_x509_certificate(pem)
+    assert (made.not_valid_before_utc.year, made.not_valid_after_utc.year) == (1970, 9999)
+
+
+def test_one_refusal_after_a_server_was_out_of_reach_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server may have been killed, and another one have taken over."""
+    answers = iter(2 * [ConnectionRefusedError(), handshake._Closed()])
+    found = ServerCertificate(b"found")
+
+    def prove(address: str, proof: Proof, seconds: float) -> ServerCertificate:
+        if error := next(answers, None):
+            raise error
+        return found
+
+    monkeypatch.setattr(handshake, "SURE_SECONDS", 0.0)
+    monkeypatch.setattr(handshake, "_prove", prove)
+    assert fetch("127.0.0.1:1", Proof(), SECONDS) == found
 
 
 def test_no_server_is_no_other_server() -> None:

@@ -22,8 +22,6 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from hubring.protos import control_pb2 as pb
-from hubring.ps.security.access import NO_ACCESS, Access
 from hubring.ps.transport.grpc.channel import open_async_channel
 from hubring.ps.transport.zmq.socket import PART_BYTES
 from tests.support.certificates import stranger_access
@@ -33,7 +31,6 @@ NOBODY = 65534
 SECONDS = 6.0
 """How long an attack goes on; longer than any limit on a handshake."""
 ANSWER_SECONDS = 2.0
-STREAMS = 1100
 CONNECTIONS = 3000
 HANDSHAKES = 200
 """Connections that each fill what ZeroMQ reads of one command."""
@@ -69,52 +66,25 @@ class Flood:
     def __init__(self, target: Target) -> None:
         self._at = target
         self.count: Counter[str] = Counter()
-        self._access: dict[int, Access] = {}
         self._ends = time.monotonic() + SECONDS
 
     # Calls.
 
     async def calls(self, secret: str = "") -> None:
         """Calls of all kinds, without a token."""
-        metadata = [("authorization", f"Bearer {secret}")] if secret else []
-        async with self._channel(self._at.control) as channel:
+        address = f"{self._at.host}:{self._at.control}"
+        async with open_async_channel(address, stranger_access(address, ANSWER_SECONDS, secret)) as channel:
 
             async def one(name: str) -> None:
                 call: Call = channel.unary_unary(f"/hubring.v1.Control/{name}")
                 while time.monotonic() < self._ends:
-                    await self._note(call(bytes(1000), metadata=metadata, timeout=ANSWER_SECONDS))
+                    await self._note(call(bytes(1000), timeout=ANSWER_SECONDS))
 
             await asyncio.gather(*(one(name) for name in METHODS for _ in range(8)))
 
     async def wrong_tokens(self) -> None:
         """The same with a token of another server."""
         await self.calls("0" * 64)
-
-    async def streams(self) -> None:
-        """Idle streams to server and shard, many on each connection."""
-        for port, method in (
-            (self._at.control, "Control/Connect"),
-            *((port, "Data/Exchange") for port in self._at.data),
-        ):
-            async with Channels() as channels:
-                for _ in range(STREAMS // 50):
-                    channel = self._channel(port)
-                    channels.add(channel)
-                    call: Call = channel.stream_stream(f"/hubring.v1.{method}")
-                    channels.tasks += [
-                        asyncio.create_task(self._note(_idle(call, SECONDS / 2))) for _ in range(50)
-                    ]
-
-    async def large_calls(self) -> None:
-        """Messages of 100 MB to server and shard."""
-        large = pb.RendezvousRequest(value="x" * (100 * MEBI)).SerializeToString()
-        for port, name in (
-            (self._at.control, "Control/Rendezvous"),
-            *((p, "ShardControl/SetView") for p in self._at.data),
-        ):
-            async with self._channel(port) as channel:
-                call: Call = channel.unary_unary(f"/hubring.v1.{name}")
-                await asyncio.gather(*(self._note(call(large, timeout=SECONDS / 2)) for _ in range(4)))
 
     async def continuations(self) -> None:
         """Headers that do not end, on connections that have not proved who they are."""
@@ -127,16 +97,6 @@ class Flood:
 
         ports = [self._at.control, *self._at.data]
         await asyncio.gather(*(asyncio.to_thread(send, port) for port in ports for _ in range(4)))
-
-    def _channel(self, port: int) -> grpc.aio.Channel:
-        """Opens a channel with a connection of its own, as a program without a token can."""
-        address = f"{self._at.host}:{port}"
-        if port not in self._access:
-            self._access[port] = NO_ACCESS
-            with suppress(OSError):  # a port of ZeroMQ
-                self._access[port] = stranger_access(address, ANSWER_SECONDS)
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1)]
-        return open_async_channel(address, self._access[port], options)
 
     async def _note(self, call: Awaitable[object]) -> None:
         try:
@@ -234,30 +194,6 @@ class Flood:
                     one.connect("\0" + name)
                     one.send(bytes(1000))
                     self.count["sent"] += 1
-
-
-class Channels:
-    """Channels that are open until all tasks have ended."""
-
-    def __init__(self) -> None:
-        self._channels: list[grpc.aio.Channel] = []
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def add(self, channel: grpc.aio.Channel) -> None:
-        self._channels.append(channel)
-
-    async def __aenter__(self) -> Channels:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await asyncio.gather(*self.tasks)
-        for channel in self._channels:
-            await channel.close()
-
-
-async def _idle(call: Call, seconds: float) -> None:
-    async for _ in call(timeout=seconds):
-        pass
 
 
 def _handshake(mechanism: bytes) -> bytes:
