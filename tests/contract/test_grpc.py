@@ -25,8 +25,8 @@ from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.outbox import BOUND, Backlog
 from tests.support.transports.messages import (
     PATIENCE,
-    ask,
     content,
+    is_echoed,
     noise,
     number_of,
     replies,
@@ -71,8 +71,8 @@ def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames: list[p
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert says in str(caught.value.details())
         assert rejections.counts() == {"frame": 1}
-        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
-            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
+        with server.line() as line:
+            assert is_echoed(line)
 
 
 class PlainServicer(DataServicer):

@@ -13,7 +13,7 @@ from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.core.types import Sender
 from hubring.ps.transport.host import host_id
 from hubring.ps.transport.registry import FASTEST_FIRST, Dial, ShardAddress, choose, open_doors, transport
-from tests.support.transports.messages import PATIENCE, ask, content, noise, request
+from tests.support.transports.messages import PATIENCE, ask, content, is_echoed, noise, request
 from tests.support.transports.serving import Serving
 
 
@@ -27,7 +27,7 @@ def address() -> Iterator[ShardAddress]:
 
 def talks(dial: Dial, shard: int) -> bool:
     with contextlib.closing(dial(shard)) as connection:
-        return content(ask(connection, request(1, noise(100)))) == bytes(noise(100))
+        return is_echoed(connection, 100)
 
 
 def test_a_shard_on_another_host_is_reached_by_zeromq(address: ShardAddress) -> None:

@@ -130,11 +130,7 @@ def answers_others_while_one_does_not_read(make_transport: MakeTransport) -> Non
         listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
 
     transport = make_transport()
-    with (
-        Serving(transport, answer_at_length) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as sleeper,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as reader,
-    ):
+    with Serving(transport, answer_at_length) as server, server.line() as sleeper, server.line() as reader:
         for number in range(64):
             sleeper.send(request(number))
         sleeper.flush()
@@ -157,11 +153,8 @@ def outlives_a_client_that_leaves(make_transport: MakeTransport) -> None:
             held.clear()
 
     transport = make_transport()
-    with (
-        Serving(transport, hold_the_first) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as stayer,
-    ):
-        with contextlib.closing(transport.dial(server.address, PATIENCE)) as leaver:
+    with Serving(transport, hold_the_first) as server, server.line() as stayer:
+        with server.line() as leaver:
             payload = transport.allocate(100_000)
             leaver.send(request(1, payload), payload)
             leaver.flush()

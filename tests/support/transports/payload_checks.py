@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import select
 import threading
@@ -90,7 +89,7 @@ def shows_what_the_reply_said_until_the_next(make_transport: MakeTransport) -> N
         listener.send(envelope.reply_to, Message(header, held), stable)
 
     with Serving(transport, answer) as server:
-        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        with server.line() as line:
             window = transport.window(held.nbytes)
             for number in range(1, 6):
                 said = noise(held.nbytes, seed=number)
