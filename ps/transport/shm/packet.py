@@ -112,10 +112,9 @@ class Doorbell:
         return True
 
     def on_room(self) -> None:
-        """Sends waiting packets after the socket was full."""
-        if self.full:
-            self.full = not self._send_trains()
-            self._watch()
+        """Sends waiting packets once the socket, which was full, may have room."""
+        self.full = not self._send_trains()
+        self._watch()
 
     def receive(self) -> list[Packet]:
         """Returns the packets of the next train, or an empty list.

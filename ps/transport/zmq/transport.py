@@ -91,7 +91,7 @@ class ZmqTransport:
         self._sockets = Sockets()
 
     def listen(self, place: str) -> ZmqListener:
-        return ZmqListener(Sockets(), place, self._rejections, self._lock)
+        return ZmqListener(place, self._rejections, self._lock)
 
     def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> ZmqConnection:
         deadline = time.monotonic() + timeout
