@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from hubring.ps.transport.memory.mapping import enclose
+from hubring.ps.transport.mapping import enclose
 from hubring.ps.transport.shm.packet import VERSION
 from hubring.ps.transport.shm.transport import ShmTransport
 from tests.support.transports.messages import PATIENCE, ask, is_echoed, noise, request

@@ -23,7 +23,7 @@ from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.security.access import ShardLock, make_lock
 from hubring.ps.transport.base import Connection
-from hubring.ps.transport.memory.mapping import Arena
+from hubring.ps.transport.mapping import Arena
 from hubring.ps.transport.shm.listener import ShmListener
 from hubring.ps.transport.shm.packet import Doorbell
 from hubring.ps.transport.zmq import newcomers

@@ -16,9 +16,9 @@ from hubring.ps.store.consistency import Consistency, by_name
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.base import Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
-from hubring.ps.transport.memory.window import Windows
-from hubring.ps.transport.memory.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.window import Windows
+from hubring.ps.transport.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import make_buckets

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from hubring.ps.transport.base import MAX_HEADER, DamagedHeader
-from hubring.ps.transport.memory.mapping import Arena, Region
+from hubring.ps.transport.mapping import Arena, Region
 
 MAX_PACKET = MAX_HEADER + 1024
 _MAX_TRAIN = MAX_PACKET + 4

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from hubring.ps.transport.memory import mapping
-from hubring.ps.transport.memory.mapping import PAGE, SEGMENT_BYTES, Arena, Region, address, forget, show
-from hubring.ps.transport.memory.window import Window, Windows
-from hubring.ps.transport.memory.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
+from hubring.ps.transport import mapping
+from hubring.ps.transport.mapping import PAGE, SEGMENT_BYTES, Arena, Region, address, forget, show
+from hubring.ps.transport.window import Window, Windows
+from hubring.ps.transport.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.zmq.transport import ZmqTransport
 
 PAGES = 300

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.transport.base import MAX_HEADER, Envelope, Listener, Message
-from hubring.ps.transport.memory.mapping import ALIGNMENT, address
+from hubring.ps.transport.mapping import ALIGNMENT, address
 from tests.support.transports.messages import (
     PATIENCE,
     ask,
