@@ -208,8 +208,7 @@ def test_a_shard_stops_reading_a_peer_that_does_not_read(monkeypatch: pytest.Mon
         answered.append(number_of(envelope.message))
         listener.send(envelope.reply_to, request(answered[-1], text="x" * 30_000), stable=True)
 
-    transport = ShmTransport()
-    with Serving(transport, answer) as server, server.line() as line:
+    with Serving(ShmTransport(), answer) as server, server.line() as line:
         for number in range(200):
             line.send(request(number))
             line.flush()

@@ -256,8 +256,7 @@ def test_one_torch_optimizer_may_be_wrapped_twice(kind: type[Ranks]) -> None:
         inner = sgd(model)
         for _ in range(2):
             optimizer = wrapped(inner, model, communicator)
-            for batch in batches():
-                step(model, optimizer, batch, communicator)
+            steps(model, optimizer, communicator)
         assert len(inner._optimizer_state_dict_pre_hooks) <= 1
         loaded = optimizer.state_dict()["state"][0]["momentum_buffer"]
         return [*values(model), loaded.detach().clone()]

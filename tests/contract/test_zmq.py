@@ -30,7 +30,7 @@ def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards: int, apart:
 
     def answer(listener: Listener, envelope: Envelope) -> None:
         lines.append(envelope.reply_to)
-        listener.send(envelope.reply_to, request(number_of(envelope.message)), stable=True)
+        echo(listener, envelope)
 
     with Serving(ZmqTransport(), answer) as server:
         ways = registry.choose([registry.ShardAddress("", {"zmq": server.address})] * shards, "zmq")

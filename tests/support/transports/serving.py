@@ -18,7 +18,7 @@ from hubring.ps.security.access import ShardKey
 from hubring.ps.transport.base import Connection, Envelope, Listener, Transport
 from hubring.ps.transport.polling import Bell
 from tests.support.processes.stopwatch import Stopwatch
-from tests.support.transports.messages import PATIENCE, request
+from tests.support.transports.messages import PATIENCE, number_of, request
 from tests.support.transports.relay import Relay
 
 MakeTransport = Callable[[], Transport]
@@ -28,6 +28,15 @@ Answer = Callable[[Listener, Envelope], None]
 def echo(listener: Listener, envelope: Envelope) -> None:
     """Answers with the request's header and payload."""
     listener.send(envelope.reply_to, envelope.message, stable=True)
+
+
+def answers(payload: memoryview) -> Answer:
+    """Answers each request with its number and this payload."""
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
+
+    return answer
 
 
 class NotesDamage:
