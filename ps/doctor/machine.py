@@ -247,7 +247,7 @@ def newest_bytes(folder: Path) -> int:
 
 
 def _memfd_trouble() -> str:
-    from hubring.ps.transport.memory.mapping import Arena
+    from hubring.ps.transport.mapping import Arena
 
     try:
         Arena(guarded=True).allocate(1)[0] = 1

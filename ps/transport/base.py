@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from xxhash import xxh3_64_intdigest
 
 from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
-from hubring.ps.transport.memory.window import Window
+from hubring.ps.transport.window import Window
 
 MAX_HEADER = 32 << 10
 """Maximum bytes of a header."""

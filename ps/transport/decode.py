@@ -71,7 +71,7 @@ with catch_warnings():
 
 
 class MalformedMessage(HubringError):
-    """A message that no peer of this version sends. `request` is its number, or None if it is unreadable."""
+    """A message that no peer of this version sends. `request` is a request's number, if it can be read."""
 
     def __init__(self, text: str, request: int | None = None) -> None:
         super().__init__(text)
@@ -85,9 +85,13 @@ def decode_request(message: Message) -> tuple[int, Request | Probe | Forwarded]:
         MalformedMessage: The message is invalid. The text gives the reason.
     """
     header = _header(message)
-    if header.stream:
-        return header.request, Forwarded(header.stream, _change(header, message))
-    return header.request, _request(header, message)
+    try:
+        if header.stream:
+            return header.request, Forwarded(header.stream, _change(header, message))
+        return header.request, _request(header, message)
+    except MalformedMessage as error:
+        error.request = header.request
+        raise
 
 
 def decode_reply(message: Message) -> tuple[int, Reply]:
@@ -122,9 +126,9 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
             reply = Missing(tuple(header.missing.requests))
         case "refusal":
             _tensor(header, message)
-            reply = Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
+            reply = Refusal(_enum(Code, header.refusal.code), header.refusal.text)
         case body:
-            raise MalformedMessage(f"unexpected body of a reply: {body or 'none'}", header.request)
+            raise MalformedMessage(f"unexpected body of a reply: {body or 'none'}")
     return header.request, reply
 
 
@@ -162,7 +166,7 @@ def _request(header: pb.Header, message: Message) -> Request | Probe:
             push = header.push
             gradient = _gradient(header, message)
             absent = _indices(push.absent) if push.absent else ()
-            return Push(sender, push.key, push.clock, gradient, _hyper(header, push), absent)
+            return Push(sender, push.key, push.clock, gradient, _hyper(push), absent)
         case "contribute":
             part, call = header.contribute, _call(header)
             optional = call.collective is Collective.BROADCAST
@@ -189,7 +193,7 @@ def _request(header: pb.Header, message: Message) -> Request | Probe:
         case "probe":
             _tensor(header, message)
             return Probe(sender, tuple(header.probe.requests))
-    raise MalformedMessage(f"unexpected body of a request: {body or 'none'}", header.request)
+    raise MalformedMessage(f"unexpected body of a request: {body or 'none'}")
 
 
 def _change(header: pb.Header, message: Message) -> Change:
@@ -198,20 +202,20 @@ def _change(header: pb.Header, message: Message) -> Change:
             done = header.round
             contributors = tuple(map(Contributor, done.ranks, done.clocks, done.staleness))
             total = _flat(header, _tensor(header, message))
-            hyper, absent, excused = _hyper(header, done), _indices(done.absent), tuple(done.excused)
+            hyper, absent, excused = _hyper(done), _indices(done.absent), tuple(done.excused)
             return ClosedRound(
                 done.key, done.version, total, done.count, hyper, contributors, absent, excused
             )
         case "command":
             call = bytes(message.payload or b"")
-            return CoordinatorCall(_enum(header, StoreCommand, header.command.call), call)
+            return CoordinatorCall(_enum(StoreCommand, header.command.call), call)
         case "transfer":
             _, state = _state(header, header.transfer.tensors, message)
             return Transfer(header.transfer.key, state.tensors)
         case body:
             request = _request(header, message)
     if isinstance(request, Push | Pull | ReadState | Probe):
-        raise MalformedMessage(f"unexpected body of a forwarded change: {body}", header.request)
+        raise MalformedMessage(f"unexpected body of a forwarded change: {body}")
     return request
 
 
@@ -225,13 +229,11 @@ def _tensor(header: pb.Header, message: Message) -> Tensor | Coded | None:
     payload = _NOTHING if message.payload is None else message.payload
     if not (header.dtype or header.shape or payload.nbytes or header.codec):
         return None
-    dtype, shape = _layout(header, header)
+    dtype, shape = _layout(header)
     if header.codec:
         return _coded(header, payload, dtype, shape)
     if prod(shape) * dtype.itemsize != payload.nbytes:
-        raise MalformedMessage(
-            f"{payload.nbytes} bytes do not match {dtype} of shape {shape}", header.request
-        )
+        raise MalformedMessage(f"{payload.nbytes} bytes do not match {dtype} of shape {shape}")
     if not payload.nbytes:
         return torch.empty(shape, dtype=dtype, device="cpu")
     flat = _elements(payload, dtype)
@@ -250,18 +252,18 @@ def _flat(header: pb.Header, tensor: Tensor | Coded | None) -> Tensor:
     """Returns parameters, which are neither encoded nor shaped."""
     if isinstance(tensor, Coded):
         text = f"has codec {tensor.codec}; only gradients and means may be encoded"
-        raise MalformedMessage(f"{header.WhichOneof('body')} {text}", header.request)
+        raise MalformedMessage(f"{header.WhichOneof('body')} {text}")
     if tensor is None or tensor.dim() != 1:
         found = "none" if tensor is None else f"shape {tuple(tensor.shape)}"
-        raise MalformedMessage(f"expected a flat tensor, received {found}", header.request)
+        raise MalformedMessage(f"expected a flat tensor, received {found}")
     return tensor
 
 
-def _layout(header: pb.Header, proto: pb.Header | pb.Layout) -> tuple[torch.dtype, tuple[int, ...]]:
+def _layout(proto: pb.Header | pb.Layout) -> tuple[torch.dtype, tuple[int, ...]]:
     """Returns a checked dtype and shape."""
     dtype, shape = _DTYPES.get(proto.dtype), tuple(proto.shape)
     if dtype is None:
-        raise MalformedMessage(f"dtype {proto.dtype} is not in data.proto", header.request)
+        raise MalformedMessage(f"dtype {proto.dtype} is not in data.proto")
     if len(shape) == 1 and 0 <= shape[0] <= MAX_PAYLOAD:  # almost all tensors
         return dtype, shape
     if (
@@ -269,7 +271,7 @@ def _layout(header: pb.Header, proto: pb.Header | pb.Layout) -> tuple[torch.dtyp
         or min(shape, default=0) < 0
         or prod(max(size, 1) for size in shape) > MAX_PAYLOAD
     ):
-        raise MalformedMessage(f"invalid shape {shape}", header.request)
+        raise MalformedMessage(f"invalid shape {shape}")
     return dtype, shape
 
 
@@ -284,8 +286,7 @@ def _elements(payload: memoryview, dtype: torch.dtype, alignment: int = 1) -> Te
 def _coded(header: pb.Header, payload: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Coded:
     """Returns the payload as Coded, after its codec has checked it."""
     if len(shape) != 1 or not dtype.is_floating_point:
-        text = f"{header.codec} encodes flat floating tensors, not {dtype} of shape {shape}"
-        raise MalformedMessage(text, header.request)
+        raise MalformedMessage(f"{header.codec} encodes flat floating tensors, not {dtype} of shape {shape}")
     code = (
         _elements(payload, torch.uint8, ALIGNMENT)
         if payload.nbytes
@@ -297,7 +298,7 @@ def _coded(header: pb.Header, payload: memoryview, dtype: torch.dtype, shape: tu
         else:
             by_name(header.codec).check(code, shape[0])
     except ConfigError as error:
-        raise MalformedMessage(str(error), header.request) from error
+        raise MalformedMessage(str(error)) from error
     return Coded(header.codec, code, shape[0], dtype)
 
 
@@ -307,16 +308,15 @@ def _bundled(
     """Returns the tensors of a bundle; none if `optional` and only their layouts came."""
     if header.codec or header.dtype or header.shape:
         what = f"has codec {header.codec}" if header.codec else "has a dtype outside its layouts"
-        text = f"{header.WhichOneof('body')} {what}; only gradients and means may be encoded"
-        raise MalformedMessage(text, header.request)
-    checked = [_layout(header, layout) for layout in layouts]
+        raise MalformedMessage(f"{header.WhichOneof('body')} {what}; only gradients and means may be encoded")
+    checked = [_layout(layout) for layout in layouts]
     parts = places(prod(shape) * dtype.itemsize for dtype, shape in checked)
     payload, total = _NOTHING if message.payload is None else message.payload, parts[-1].stop
     if optional and total and not payload.nbytes:
         return ()
     if total != payload.nbytes:
         expected = ", ".join(f"{dtype} of shape {shape}" for dtype, shape in checked) or "no tensors"
-        raise MalformedMessage(f"{payload.nbytes} bytes do not match {expected}", header.request)
+        raise MalformedMessage(f"{payload.nbytes} bytes do not match {expected}")
     return tuple(
         _elements(payload[part], dtype).view(shape)
         if part.stop > part.start
@@ -330,14 +330,13 @@ def _state(
 ) -> tuple[tuple[Tensor, ...], OptimizerState]:
     """Returns the bundle's tensors with the layouts `first`, then the state that follows them."""
     if len(proto.names) != len(proto.layouts):
-        text = f"a state has {len(proto.names)} names for {len(proto.layouts)} tensors"
-        raise MalformedMessage(text, header.request)
+        raise MalformedMessage(f"a state has {len(proto.names)} names for {len(proto.layouts)} tensors")
     tensors = _bundled(header, [*first, *proto.layouts], message)
     named = dict(zip(proto.names, tensors[len(first) :], strict=True))
     return tensors[: len(first)], OptimizerState(named, tuple(proto.fresh))
 
 
-def _hyper(header: pb.Header, proto: pb.Push | pb.Round) -> StepHyper:
+def _hyper(proto: pb.Push | pb.Round) -> StepHyper:
     """Returns the hyperparameters of a slice."""
     first = dict(proto.hyper.items())  # half the time of dict(proto.hyper)
     if not proto.HasField("differences"):
@@ -346,18 +345,18 @@ def _hyper(header: pb.Header, proto: pb.Push | pb.Round) -> StepHyper:
     sizes, row_of = set(map(len, columns.values())), tuple(proto.differences.rows)
     if not (len(sizes) == 1 and columns.keys() <= first.keys() and max(row_of, default=0) < min(sizes)):
         text = f"{len(row_of)} parameters do not fit columns {sorted(columns)} of {sorted(sizes)} rows"
-        raise MalformedMessage(f"{text} for {sorted(first)}", header.request)
+        raise MalformedMessage(f"{text} for {sorted(first)}")
     rows = zip(*columns.values(), strict=True)
     return HyperTable(tuple({**first, **dict(zip(columns, row, strict=True))} for row in rows), row_of)
 
 
 def _call(header: pb.Header) -> Call:
     part = header.contribute
-    layouts = [_layout(header, layout) for layout in part.layouts]
+    layouts = [_layout(layout) for layout in part.layouts]
     return Call(
-        collective=_enum(header, Collective, part.collective),
+        collective=_enum(Collective, part.collective),
         name=part.name,
-        op=_enum(header, ReduceOp, part.op),
+        op=_enum(ReduceOp, part.op),
         root=part.root,
         ranks=tuple(part.ranks),
         splits=tuple(part.splits),
@@ -365,11 +364,11 @@ def _call(header: pb.Header) -> Call:
     )
 
 
-def _enum(header: pb.Header, kind: type[_Word], number: int) -> _Word:
+def _enum(kind: type[_Word], number: int) -> _Word:
     try:
         return kind(number)
     except ValueError as error:
-        raise MalformedMessage(f"{number} is not a valid {kind.__name__}", header.request) from error
+        raise MalformedMessage(f"{number} is not a valid {kind.__name__}") from error
 
 
 def _indices(bitmap: bytes) -> tuple[int, ...]:

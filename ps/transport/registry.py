@@ -128,18 +128,12 @@ class Routes(NamedTuple):
     wired: bool
 
 
-def choose(
-    shards: Sequence[ShardAddress],
-    want: str = "auto",
-    timeout: float = DIAL_SECONDS,
-    locate: Locate | None = None,
-) -> Routes:
+def choose(shards: Sequence[ShardAddress], want: str = "auto", locate: Locate | None = None) -> Routes:
     """Finds the fastest transport for each shard by trying.
 
     Args:
         shards: The shards' addresses, in order of their numbers.
         want: The name of the only transport to try, or "auto". With `TCP`, it uses no unix sockets.
-        timeout: Seconds for each attempt.
         locate: Returns where a shard is now. Asked before each further connection to the shard; None if the
             shards never move.
 
@@ -151,12 +145,12 @@ def choose(
         locate = None if locate is None else partial(_by_tcp, locate)
     names = FASTEST_FIRST if want == "auto" else (want.removesuffix(TCP),)
     kinds = {name: transport(name, alone=len(shards) == 1) for name in names}
-    paths = [_path(number, shard, kinds, timeout, locate) for number, shard in enumerate(shards)]
+    paths = [_path(number, shard, kinds, locate) for number, shard in enumerate(shards)]
     chosen = [path.kind for path in paths]
     best = next(kind for kind in kinds.values() if kind in chosen)
     return Routes(
         best,
-        lambda number: paths[number].dial(kinds, timeout, locate),
+        lambda number: paths[number].dial(kinds, locate),
         wired=any(kind.name != "shm" for kind in chosen),
     )
 
@@ -165,14 +159,12 @@ def _by_tcp(locate: Locate, number: int) -> ShardAddress:
     return locate(number).by_tcp
 
 
-def _path(
-    number: int, shard: ShardAddress, kinds: Mapping[str, Transport], timeout: float, locate: Locate | None
-) -> _Path:
+def _path(number: int, shard: ShardAddress, kinds: Mapping[str, Transport], locate: Locate | None) -> _Path:
     """Finds the first path to a shard, which may be moving to its standby. Raises as `reach`."""
     until = time.monotonic() + MOVE_SECONDS
     while True:
         try:
-            kind, connection = reach(f"shard {number}", shard, kinds, timeout)
+            kind, connection = reach(f"shard {number}", shard, kinds)
         except ServerUnreachable:
             if locate is None or time.monotonic() > until:
                 raise
@@ -192,13 +184,13 @@ class _Path:
     kind: Transport
     used: bool = False
 
-    def dial(self, kinds: Mapping[str, Transport], timeout: float, locate: Locate | None) -> Connection:
+    def dial(self, kinds: Mapping[str, Transport], locate: Locate | None) -> Connection:
         """Connects to the shard, which may have moved since the last time."""
         now = locate(self.number) if self.used and locate is not None else self.shard
         self.used = True
         if now == self.shard:
-            return dial_by(self.kind, now, timeout)
-        kind, connection = reach(f"shard {self.number}", now, kinds, timeout)
+            return dial_by(self.kind, now, DIAL_SECONDS)
+        kind, connection = reach(f"shard {self.number}", now, kinds)
         self.shard, self.kind = now, kind
         return connection
 

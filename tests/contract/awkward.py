@@ -51,11 +51,7 @@ Loss = Any
 
 def ends(kind: type[Ranks], script: Script) -> list[Tensor]:
     """What all ranks end with, bit for bit."""
-    ranks = kind()
-    try:
-        first, *others = ranks.run(script)
-    finally:
-        ranks.close()
+    first, *others = kind.run_once(script)
     for other in others:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
     return first
@@ -119,6 +115,15 @@ def step(
     optimizer.zero_grad()
     backward(model, batch, communicator)
     optimizer.step()
+
+
+def steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator | None
+) -> list[Tensor]:
+    """Steps with every batch; returns the parameters."""
+    for batch in batches():
+        step(model, optimizer, batch, communicator)
+    return values(model)
 
 
 def backward(model: nn.Module, batch: Tensor, communicator: Communicator | None) -> None:

@@ -43,6 +43,10 @@ def linear_of(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
 def squares(model: nn.Module, step: int, rank: int) -> torch.Tensor:
     """Returns the loss of a rank in a step."""
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(100 * step + rank))

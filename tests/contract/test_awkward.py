@@ -26,7 +26,7 @@ from tests.contract.awkward import (
     mean,
     momentum,
     parts,
-    step,
+    steps,
     values,
 )
 from tests.support.training.ranks import Ranks
@@ -40,12 +40,10 @@ def test_normalisation_sees_each_ranks_own_batch_and_keeps_its_own_statistics(ki
 
     def train(communicator: Communicator | None) -> list[Tensor]:
         model = made(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)))
-        optimizer = momentum(model, communicator)
-        for batch in batches():
-            step(model, optimizer, batch, communicator)
+        ended = steps(model, momentum(model, communicator), communicator)
         if communicator is not None:
             statistics[communicator.rank] = model.get_buffer("0.running_mean").clone()
-        return values(model)
+        return ended
 
     assert_as_one(kind, train)
     for rank, kept in statistics.items():

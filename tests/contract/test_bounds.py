@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-import zmq
 
 from hubring.protos import data_pb2 as pb
 from hubring.protos.data_pb2_grpc import DataStub
@@ -36,18 +35,17 @@ from tests.support.transports.messages import (
     PATIENCE,
     ask,
     await_loss,
-    content,
-    noise,
+    is_echoed,
     number_of,
     replies,
     request,
 )
-from tests.support.transports.serving import Serving
+from tests.support.transports.serving import Serving, dealing
 
 
 def still_serves(transport: Transport, address: str) -> bool:
     with contextlib.closing(transport.dial(address, PATIENCE)) as line:
-        return content(ask(line, request(1, noise(5)))) == bytes(noise(5))
+        return is_echoed(line)
 
 
 def test_grpc_refuses_a_message_before_it_has_arrived() -> None:
@@ -143,9 +141,7 @@ def test_grpc_refuses_a_stranger_who_never_sends_a_request() -> None:
 def test_zmq_drops_a_message_that_is_too_large(parts: list[bytes], reason: str) -> None:
     rejections = Rejections()
     transport = ZmqTransport(rejections=rejections)
-    with Serving(transport) as server, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-        dealer.linger = 0
-        dealer.connect(server.address)
+    with Serving(transport) as server, dealing(server.address) as dealer:
         dealer.send_multipart(parts)
         proper = [sealed(Message(b"header", memoryview(b"payload"))), b"payload"]
         dealer.send_multipart(proper)
@@ -186,8 +182,8 @@ def test_zmq_lets_nobody_in_without_the_secret() -> None:
             with pytest.raises(ServerUnreachable):
                 transport.dial(server.address, PATIENCE, ShardKey(Access(secret)))
         assert rejections.counts() == {"token": 2}  # without one there is no common mechanism
-        with contextlib.closing(transport.dial(server.address, PATIENCE, lock.key)) as line:
-            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
+        with server.line(lock.key) as line:
+            assert is_echoed(line)
 
 
 def test_shared_memory_has_a_limited_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,12 +191,9 @@ def test_shared_memory_has_a_limited_number_of_connections(monkeypatch: pytest.M
     rejections = Rejections()
     transport = ShmTransport(rejections=rejections)
     with Serving(transport) as server, contextlib.ExitStack() as stack:
-        lines = [
-            stack.enter_context(contextlib.closing(transport.dial(server.address, PATIENCE)))
-            for _ in range(4)
-        ]
+        lines = [stack.enter_context(server.line()) for _ in range(4)]
         for line in lines[:3]:
-            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
+            assert is_echoed(line)
         await_loss(lines[3])
         assert rejections.counts() == {"connections": 1}
         lines[0].close()
@@ -215,18 +208,14 @@ def test_a_shard_stops_reading_a_peer_that_does_not_read(monkeypatch: pytest.Mon
         answered.append(number_of(envelope.message))
         listener.send(envelope.reply_to, request(answered[-1], text="x" * 30_000), stable=True)
 
-    transport = ShmTransport()
-    with (
-        Serving(transport, answer) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
-    ):
+    with Serving(ShmTransport(), answer) as server, server.line() as line:
         for number in range(200):
             line.send(request(number))
             line.flush()
         before = -1
         while before != len(answered):  # until the shard has stopped
             before = len(answered)
-            with contextlib.closing(transport.dial(server.address, PATIENCE)) as other:
+            with server.line() as other:
                 assert number_of(ask(other, request(1000))) == 1000
             before += 1
         assert before < 100

@@ -81,11 +81,8 @@ KINDS: dict[str, type[Ranks]] = {"hub": HubRanks, "aggregate": AggregatingRanks,
 def on(topology: str, compress: str, action: Callable[[Communicator], T], ranks: int = 2) -> list[T]:
     """Returns what the action gives on each of some compressing ranks."""
     settings = {"size": ranks, "compress": compress, "slice_bytes": 1024}
-    place = type("Compressed", (KINDS[topology],), settings)()
-    try:
-        return place.run(action)
-    finally:
-        place.close()
+    compressed: type[Ranks] = type("Compressed", (KINDS[topology],), settings)
+    return compressed.run_once(action)
 
 
 def runs(topology: str, compress: str, ranks: int = 2, steps: int = STEPS) -> list[Run]:

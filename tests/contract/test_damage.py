@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 import torch
@@ -41,10 +42,9 @@ def train(
 
     It cannot know whose a damaged header was.
     """
-    shard = OneShard(BSP(), 1, make_transport(), NUMEL)
-    between = shard.behind(relay)
-    client = shard.client(0)
-    try:
+    with closing(OneShard(BSP(), 1, make_transport(), NUMEL)) as shard:
+        shard.behind(relay)
+        client = shard.client(0)
         values = begin(client, NUMEL)
         for _ in range(3):
             gradient = torch.full((NUMEL,), GRADIENT)
@@ -55,10 +55,6 @@ def train(
             shard.ask(lambda loop: loop.store.stats().pushes),
             shard.ask(lambda loop: loop.service.damaged + loop.rejections.counts().get("damage", 0)),
         )
-    finally:
-        client.close()
-        between.close()
-        shard.stop()
 
 
 def reference() -> torch.Tensor:

@@ -23,7 +23,7 @@ from hubring.workers.communicators.ring.communicator import AllreduceCommunicato
 from hubring.workers.optimizer import parameters as trained_parameters
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.reducer import tuning
-from tests.contract.models import attached, linear, linear_of, parameters
+from tests.contract.models import attached, linear, linear_of, momentum, parameters
 from tests.support.training.ranks import LIMIT, Ranks, RingRanks
 
 
@@ -32,22 +32,21 @@ def test_an_optimizer_trains_all_ranks_alike(ranks: Ranks) -> None:
 
     def train(communicator: Communicator) -> list[torch.Tensor]:
         model = linear(communicator.rank)
-        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=8)
+        optimizer = DistributedOptimizer(momentum(model), model, communicator=communicator, bucket_bytes=8)
         for step in range(4):
             optimizer.zero_grad()
             model(data[step, communicator.rank]).square().mean().backward()
             optimizer.step()
-        return [parameter.detach() for parameter in model.parameters()]
+        return parameters(model)
 
     alone = linear(0)
-    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    optimizer = momentum(alone)
     for step in range(4):
         optimizer.zero_grad()
         alone(data[step].flatten(0, 1)).square().mean().backward()
         optimizer.step()
     first, *others = ranks.run(train)
-    torch.testing.assert_close(first, [parameter.detach() for parameter in alone.parameters()])
+    torch.testing.assert_close(first, parameters(alone))
     for other in others:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
 
@@ -73,14 +72,8 @@ def test_crossing_the_barrier_changes_no_bit(basic: Ranks) -> None:
         assert optimizer._trained.reducer.overlap.crossing is cross_barrier
         return list(model.state_dict().values())
 
-    def ends(cross_barrier: bool) -> list[list[torch.Tensor]]:
-        fresh = type(basic)()
-        try:
-            return fresh.run(partial(train, cross_barrier=cross_barrier))
-        finally:
-            fresh.close()
-
-    for crossed, plain in zip(ends(True), ends(False), strict=True):
+    crossing, waiting = (type(basic).run_once(partial(train, cross_barrier=cross)) for cross in (True, False))
+    for crossed, plain in zip(crossing, waiting, strict=True):
         assert all(torch.equal(one, two) for one, two in zip(crossed, plain, strict=True))
 
 
@@ -106,17 +99,10 @@ def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
         assert len(used) == (3 if trying else 1), "every size was used"
         return parameters(model)
 
-    def ends(bucket_bytes: int | None) -> list[list[torch.Tensor]]:
-        fresh = type(basic)()
-        try:
-            return fresh.run(partial(train, bucket_bytes=bucket_bytes))
-        finally:
-            fresh.close()
-
-    first, *others = ends(None)
+    first, *others = type(basic).run_once(partial(train, bucket_bytes=None))
     for other in others:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
-    torch.testing.assert_close(first, ends(16)[0])
+    torch.testing.assert_close(first, type(basic).run_once(partial(train, bucket_bytes=16))[0])
 
 
 def _trial_of(optimizer: DistributedOptimizer) -> bool:

@@ -25,15 +25,15 @@ from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.outbox import BOUND, Backlog
 from tests.support.transports.messages import (
     PATIENCE,
-    ask,
     content,
+    is_echoed,
     noise,
     number_of,
     replies,
     request,
     summed,
 )
-from tests.support.transports.serving import Serving
+from tests.support.transports.serving import Serving, answers, connected
 
 
 def test_grpc_serves_a_client_generated_from_the_proto() -> None:
@@ -71,8 +71,8 @@ def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames: list[p
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert says in str(caught.value.details())
         assert rejections.counts() == {"frame": 1}
-        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
-            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
+        with server.line() as line:
+            assert is_echoed(line)
 
 
 class PlainServicer(DataServicer):
@@ -163,9 +163,8 @@ def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(
     paused = _watch_for_a_pause(monkeypatch, grpc_listener)
 
     def answer(listener: Listener, envelope: Envelope) -> None:
-        number = number_of(envelope.message)
-        answered.append(number)
-        listener.send(envelope.reply_to, request(number, payload), stable=True)
+        answered.append(number_of(envelope.message))
+        answers(payload)(listener, envelope)
 
     with Serving(GrpcTransport(), answer) as server, grpc.insecure_channel(server.address) as channel:
         frames = [pb.Frame(header=summed(pb.Header(request=number))) for number in range(count)]
@@ -182,20 +181,14 @@ def test_grpc_reads_no_more_replies_than_fit_until_its_owner_takes_them(
 ) -> None:
     count, payload = 2 * BOUND // (4 << 20), noise(4 << 20)
     paused = _watch_for_a_pause(monkeypatch, grpc_client)
-
-    def answer(listener: Listener, envelope: Envelope) -> None:
-        listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
-
-    with Serving(GrpcTransport(), answer) as server:
-        line = GrpcTransport().dial(server.address, PATIENCE)
-        with contextlib.closing(line):
-            for number in range(count):
-                line.send(request(number))
-            assert paused.wait(PATIENCE)
-            if comes_back:
-                first = line.receive()
-                assert len(first) < count
-                assert len(first) + len(replies(line, count - len(first))) == count
+    with connected(GrpcTransport, answers(payload)) as (_, line):
+        for number in range(count):
+            line.send(request(number))
+        assert paused.wait(PATIENCE)
+        if comes_back:
+            first = line.receive()
+            assert len(first) < count
+            assert len(first) + len(replies(line, count - len(first))) == count
 
 
 def test_frames_are_what_protobuf_makes_of_them() -> None:

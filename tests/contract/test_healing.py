@@ -24,7 +24,7 @@ from hubring.workers.communicators.ring.work import Operations, RingWork
 from hubring.workers.optimizer import entering
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.entering import give_states
-from tests.contract.models import attached, parameters, squares
+from tests.contract.models import attached, momentum, parameters, squares
 from tests.support.fakes.nccl import FakeNccl
 from tests.support.training.healing import HealingRanks, together
 from tests.support.training.ranks import LIMIT
@@ -187,10 +187,6 @@ def small(seed: int) -> nn.Module:
     return model
 
 
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
 def trained(
     ranks: HealingRanks, ring: HealingRing, give: Callable[..., object] = give_states
 ) -> tuple[int, list[int], list[torch.Tensor]]:
@@ -200,7 +196,7 @@ def trained(
         The step in which the member entered, the members after each step since, and parameters.
     """
     model = small(int(ring.late))
-    optimizer = DistributedOptimizer(sgd(model), model, communicator=ring)
+    optimizer = DistributedOptimizer(momentum(model), model, communicator=ring)
     entered, sizes = optimizer.completed_steps, []
     ranks.release()
     while optimizer.completed_steps < STEPS:
@@ -222,7 +218,7 @@ def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
     assert 0 < entered < STEPS
     assert results[0][1] == [2] * (entered - 1) + [3] * (STEPS - entered + 1)
     reference = small(0)
-    optimizer = sgd(reference)
+    optimizer = momentum(reference)
     for step in range(STEPS):
         optimizer.zero_grad()
         size = 2 if step < entered else 3
@@ -298,7 +294,7 @@ def test_a_newcomer_with_another_model_is_refused_and_the_others_go_on() -> None
         if ring.late:
             model: nn.Module = nn.Linear(5, 2)
             with pytest.raises(ConfigError, match=r"the ring trains another model: 'weight'"):
-                DistributedOptimizer(sgd(model), model, communicator=ring)
+                DistributedOptimizer(momentum(model), model, communicator=ring)
             return ranks.lose(2)
         return trained(ranks, ring)[1][-1]
 

@@ -6,21 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.ring.healing_ring import HealingRing
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.contract.models import linear_of, parameters, squares
+from tests.contract.models import linear_of, momentum, parameters, squares
 from tests.support.training.healing import HealingRanks, together
 
 pytestmark = pytest.mark.slow
 
 STEPS, LOST_IN = 6, 3
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
 def at(step: int) -> list[int]:
@@ -31,7 +26,7 @@ def at(step: int) -> list[int]:
 def alone(passes: int = 1) -> list[torch.Tensor]:
     """Returns what one process trains with the ranks of each step, in so many backward passes a step."""
     model = linear_of(3, 2)
-    optimizer = sgd(model)
+    optimizer = momentum(model)
     for step in range(STEPS):
         optimizer.zero_grad()
         for part in range(passes):
@@ -47,7 +42,7 @@ def test_optimizers_that_take_turns_go_on() -> None:
 
     def live(ring: HealingRing) -> Any:
         models = [linear_of(3, 2), linear_of(3, 4)]
-        optimizers = [DistributedOptimizer(sgd(model), model, communicator=ring) for model in models]
+        optimizers = [DistributedOptimizer(momentum(model), model, communicator=ring) for model in models]
         known = []
         for step in range(STEPS):
             for place, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
@@ -65,7 +60,7 @@ def test_optimizers_that_take_turns_go_on() -> None:
     assert (first[-1], last[-1]) == (0, 1)
     expected = []
     for place, model in enumerate([linear_of(3, 2), linear_of(3, 4)]):
-        optimizer = sgd(model)
+        optimizer = momentum(model)
         for step in range(STEPS):
             lost = [1] if (step, place) <= (LOST_IN, 0) else []
             present = [first[2 * step + place], *lost, last[2 * step + place]]
@@ -88,7 +83,7 @@ def test_accumulated_and_compressed_gradients_are_exchanged_again(
     def live(ring: HealingRing) -> Any:
         model = linear_of(3, 2)
         optimizer = DistributedOptimizer(
-            sgd(model), model, backward_passes_per_step=passes, communicator=ring, bucket_bytes=8
+            momentum(model), model, backward_passes_per_step=passes, communicator=ring, bucket_bytes=8
         )
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -109,6 +104,6 @@ def test_a_step_that_ends_before_its_exchange_is_refused() -> None:
     def live(ring: HealingRing) -> Any:
         model = linear_of(3, 2)
         with pytest.raises(ConfigError, match="remove cross_barrier=True or --min-workers"):
-            DistributedOptimizer(sgd(model), model, communicator=ring, cross_barrier=True)
+            DistributedOptimizer(momentum(model), model, communicator=ring, cross_barrier=True)
 
     together(HealingRanks(2), live)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
@@ -58,7 +57,7 @@ WIRES = {
 
 
 class Trained(NamedTuple):
-    """One rank's model in buckets."""
+    """One rank's model in one bucket."""
 
     communicator: PSCommunicator
     parameters: dict[str, nn.Parameter]
@@ -96,24 +95,8 @@ def trained(communicator: Communicator, name: str = "SGD", **options: Any) -> Tr
     return Trained(communicator, parameters, buckets, optimizer, name)
 
 
-@pytest.fixture
-def run() -> Iterator[Callable[[type[HubRanks], Callable[[Communicator], Any]], list[Any]]]:
-    made: list[HubRanks] = []
-
-    def go(kind: type[HubRanks], action: Callable[[Communicator], Any]) -> list[Any]:
-        made.append(kind())
-        return made[-1].run(action)
-
-    yield go
-    for ranks in made:
-        ranks.close()
-
-
-Run = Callable[[type[HubRanks], Callable[[Communicator], Any]], list[Any]]
-
-
 @pytest.mark.parametrize("kind", STEPPING.values(), ids=STEPPING)
-def test_a_gradient_absent_on_every_rank_changes_no_values_or_state(kind: type[HubRanks], run: Run) -> None:
+def test_a_gradient_absent_on_every_rank_changes_no_values_or_state(kind: type[HubRanks]) -> None:
     def action(communicator: Communicator) -> None:
         model = trained(communicator, "Adam")
         communicator.attach(model.buckets)
@@ -131,11 +114,11 @@ def test_a_gradient_absent_on_every_rank_changes_no_values_or_state(kind: type[H
         ):
             assert torch.equal(now, then) == (at == 1), names[at]
 
-    run(kind, action)
+    kind.run_once(action)
 
 
 @pytest.mark.parametrize("kind", AVERAGING.values(), ids=AVERAGING)
-def test_where_workers_step_they_learn_what_is_absent_on_every_rank(kind: type[HubRanks], run: Run) -> None:
+def test_where_workers_step_they_learn_what_is_absent_on_every_rank(kind: type[HubRanks]) -> None:
     def action(communicator: Communicator) -> tuple[frozenset[int], frozenset[int]]:
         model = trained(communicator)
         communicator.attach(model.buckets)
@@ -145,10 +128,10 @@ def test_where_workers_step_they_learn_what_is_absent_on_every_rank(kind: type[H
         model.step(1, [frozenset({1}), frozenset[int]()][communicator.rank])
         return first, bucket.absent
 
-    assert run(kind, action) == [({1, 3}, frozenset())] * 2
+    assert kind.run_once(action) == [(frozenset({1, 3}), frozenset())] * 2
 
 
-def test_a_later_optimizers_ranks_learn_it_too(run: Run) -> None:
+def test_a_later_optimizers_ranks_learn_it_too() -> None:
     def action(communicator: Communicator) -> tuple[frozenset[int], bool]:
         communicator.attach(trained(communicator).buckets)
         second = trained(communicator)
@@ -158,13 +141,11 @@ def test_a_later_optimizers_ranks_learn_it_too(run: Run) -> None:
         given = second.step(0, absent[communicator.rank])
         return bucket.absent, not torch.equal(bucket.gradients, given)
 
-    assert run(AVERAGING["aggregate"], action) == [({1, 3}, True)] * 2
+    assert AVERAGING["aggregate"].run_once(action) == [(frozenset({1, 3}), True)] * 2
 
 
 @pytest.mark.parametrize("kind", {**STEPPING, **WIRES}.values(), ids=[*STEPPING, *WIRES])
-def test_parameters_and_state_that_every_rank_writes_are_the_next_steps(
-    kind: type[HubRanks], run: Run
-) -> None:
+def test_parameters_and_state_that_every_rank_writes_are_the_next_steps(kind: type[HubRanks]) -> None:
     def action(communicator: Communicator) -> None:
         model = trained(communicator, momentum=0.5)
         communicator.attach(model.buckets)
@@ -189,13 +170,11 @@ def test_parameters_and_state_that_every_rank_writes_are_the_next_steps(
             alone.step()
         torch.testing.assert_close([*bucket.parameters], own)
 
-    run(kind, action)
+    kind.run_once(action)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_rank_0_brings_its_optimizers_state_and_reads_it_back(
-    name: str, options: dict[str, Any], run: Run
-) -> None:
+def test_rank_0_brings_its_optimizers_state_and_reads_it_back(name: str, options: dict[str, Any]) -> None:
     def action(communicator: Communicator) -> None:
         model = trained(communicator, name, **options)
         source = torch.Generator().manual_seed(1)
@@ -216,10 +195,10 @@ def test_rank_0_brings_its_optimizers_state_and_reads_it_back(
             assert all(torch.equal(state[key], states[each][key]) for key in state)
             assert all(state[key].shape == states[each][key].shape for key in state)
 
-    run(STEPPING["hub"], action)
+    STEPPING["hub"].run_once(action)
 
 
-def test_a_state_of_another_shape_is_refused_before_it_is_sent(run: Run) -> None:
+def test_a_state_of_another_shape_is_refused_before_it_is_sent() -> None:
     def action(communicator: Communicator) -> str:
         model = trained(communicator)
         communicator.attach(model.buckets)
@@ -231,12 +210,12 @@ def test_a_state_of_another_shape_is_refused_before_it_is_sent(run: Run) -> None
         assert not sent.called, "not even what fits"
         return str(caught.value)
 
-    for text in run(STEPPING["hub"], action):
+    for text in STEPPING["hub"].run_once(action):
         assert text.startswith("the optimizer state momentum_buffer of b has shape [7], expected [3]")
 
 
 @pytest.mark.parametrize("kind", {**STEPPING, **WIRES}.values(), ids=[*STEPPING, *WIRES])
-def test_buckets_join_between_two_steps(kind: type[HubRanks], run: Run) -> None:
+def test_buckets_join_between_two_steps(kind: type[HubRanks]) -> None:
     def action(communicator: Communicator) -> None:
         model = trained(communicator, "AdamW")
         communicator.attach(model.buckets)
@@ -258,7 +237,7 @@ def test_buckets_join_between_two_steps(kind: type[HubRanks], run: Run) -> None:
             "new a": 7.0,
         }
 
-    run(kind, action)
+    kind.run_once(action)
 
 
 _ONES = torch.ones(SHAPES["a"])

@@ -33,8 +33,8 @@ from tests.support.transports.connection_checks import overtakes_only_by_priorit
 from tests.support.transports.impostor import impostor, read_frame
 from tests.support.transports.messages import PATIENCE, ask, noise, number_of, request
 from tests.support.transports.one_shard import SOON, OneShard, begin, push
-from tests.support.transports.relay import BitFlip, Relay
-from tests.support.transports.serving import Answer, MakeTransport, Serving
+from tests.support.transports.relay import BitFlip, Recorder, Relay
+from tests.support.transports.serving import MakeTransport, NotesDamage, Serving, dealing
 from tests.support.transports.thief import zmq_thief
 
 LOCK = make_lock(tls=True, curve=False)
@@ -77,11 +77,7 @@ def test_plain_data_passes_the_checks_with_separate_replies(check: Callable[[Mak
 
 
 def test_no_part_of_a_message_shows_an_incarnation() -> None:
-    seen: list[bytes] = []
-
-    def note(data: bytes) -> bytes:
-        seen.append(data)
-        return data
+    sniffer = Recorder()
 
     def answer(listener: Listener, envelope: Envelope) -> None:
         _, found = decode_request(envelope.message)
@@ -89,16 +85,14 @@ def test_no_part_of_a_message_shows_an_incarnation() -> None:
         assert found.sender == MEMBER
         listener.send(envelope.reply_to, request(1), stable=True)
 
-    plain = PlainData()
-    with Serving(plain, answer) as server:
-        scheme, _, port = server.address.rpartition(":")
-        asked = encode_request(Push(MEMBER, 0, 0, torch.full((4,), 3.5), {}), 1)
-        with (
-            contextlib.closing(Relay(int(port), note, note)) as between,
-            contextlib.closing(plain.dial(f"{scheme}:{between.port}", PATIENCE)) as line,
-        ):
-            assert number_of(ask(line, asked)) == 1
-    passed = b"".join(seen)
+    asked = encode_request(Push(MEMBER, 0, 0, torch.full((4,), 3.5), {}), 1)
+    with (
+        Serving(PlainData(), answer) as server,
+        server.behind(lambda port: Relay(port, sniffer, sniffer)),
+        server.line() as line,
+    ):
+        assert number_of(ask(line, asked)) == 1
+    passed = bytes(sniffer.seen)
     assert torch.full((4,), 3.5).numpy().tobytes() in passed, "gradients are in clear"
     assert b"PLAIN" in passed
     assert LOCK.secret.encode() not in passed
@@ -143,37 +137,20 @@ def test_replies_come_from_the_shard_in_any_order() -> None:
     assert [number_of(worker.open(each, noise(10))) for each in reversed(replies)] == [2, 1, 0]
 
 
-class Sniffer:
-    """Has a password that it stopped on the way, and a member's messages; sends under any name."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-
-    def send(self, name: bytes, parts: list[bytes]) -> None:
-        """Sends a message, and waits for the answer of the listener."""
-        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-            dealer.linger = 0
-            dealer.routing_id = name
-            nonce = secrets.token_hex(8).encode()
-            dealer.plain_username, dealer.plain_password = nonce, LOCK.key.password(nonce)
-            dealer.connect(self._address)
-            dealer.send_multipart(parts)
-            assert dealer.poll(int(1000 * PATIENCE))
-
-
-def seen_and_answered(damage: list[str]) -> Answer:
-    def answer(listener: Listener, envelope: Envelope) -> None:
-        damage.append(envelope.message.damage)
-        listener.send(envelope.reply_to, request(7), stable=True)
-
-    return answer
+def sniffed(address: str, name: bytes, parts: list[bytes]) -> None:
+    """Sends a message under any name, with a password that a sniffer stopped; waits for the answer."""
+    nonce = secrets.token_hex(8).encode()
+    password = LOCK.key.password(nonce)
+    with dealing(address, routing_id=name, plain_username=nonce, plain_password=password) as dealer:
+        dealer.send_multipart(parts)
+        assert dealer.poll(int(1000 * PATIENCE))
 
 
 def test_a_stranger_gets_nothing_with_an_incarnation_that_it_has_seen() -> None:
-    damage: list[str] = []
-    with Serving(PlainData(), seen_and_answered(damage)) as server:
-        Sniffer(server.address).send(b"n" * 16, [sealed(encode_request(Pull(MEMBER, 0), 1))])
-    assert "made without the connection's key" in damage[0]
+    answer = NotesDamage()
+    with Serving(PlainData(), answer) as server:
+        sniffed(server.address, b"n" * 16, [sealed(encode_request(Pull(MEMBER, 0), 1))])
+    assert "made without the connection's key" in answer.damage[0]
 
 
 @pytest.mark.parametrize(
@@ -227,23 +204,14 @@ def test_a_proof_is_one_message(messages: list[list[bytes]], monkeypatch: pytest
 
 
 def test_a_password_that_was_seen_opens_no_connection() -> None:
-    seen = bytearray()
-
-    def note(data: bytes) -> bytes:
-        seen.extend(data)
-        return data
-
-    plain = PlainData()
+    plain, recorder = PlainData(), Recorder()
     with Serving(plain) as server:
-        scheme, _, port = server.address.rpartition(":")
-        with (
-            contextlib.closing(Relay(int(port), note)) as between,
-            contextlib.closing(plain.dial(f"{scheme}:{between.port}", PATIENCE)) as member,
-        ):
+        port = int(server.address.rpartition(":")[2])
+        with server.behind(lambda port: Relay(port, recorder)), server.line() as member:
             assert number_of(ask(member, request(1))) == 1
-            with socket.create_connection(("127.0.0.1", int(port)), PATIENCE) as sniffer:
-                hello = seen.index(b"HELLO") - 3
-                sniffer.sendall(seen[: hello + 2 + seen[hello + 1]])
+            with socket.create_connection(("127.0.0.1", port), PATIENCE) as sniffer:
+                hello = recorder.seen.index(b"HELLO") - 3
+                sniffer.sendall(recorder.seen[: hello + 2 + recorder.seen[hello + 1]])
                 answer = bytearray()
                 while data := sniffer.recv(1000):
                     answer += data
@@ -254,25 +222,23 @@ def test_a_password_that_was_seen_opens_no_connection() -> None:
 
 def test_an_old_request_is_refused_however_many_names_came_since(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_REPLY_ROUTES", 3)
-    damage: list[str] = []
-    name = b"v" * 16
+    answer, name = NotesDamage(), b"v" * 16
     member = KeyedSeal(LOCK.key.data_key, name, serves=False, numbers=count())
     old = [member.seal(request(1))]
-    with Serving(PlainData(), seen_and_answered(damage)) as server:
-        sniffer = Sniffer(server.address)
-        sniffer.send(name, old)  # as the member does, which leaves then
+    with Serving(PlainData(), answer) as server:
+        sniffed(server.address, name, old)  # as the member does, which leaves then
         for number in range(5):
-            sniffer.send(b"%16d" % number, [b"x" * 100])
-        sniffer.send(name, old)
-    assert damage[0] == ""
-    assert all("without the connection's key" in each for each in damage[1:-1])
-    assert "came again" in damage[-1]
+            sniffed(server.address, b"%16d" % number, [b"x" * 100])
+        sniffed(server.address, name, old)
+    assert answer.damage[0] == ""
+    assert all("without the connection's key" in each for each in answer.damage[1:-1])
+    assert "came again" in answer.damage[-1]
 
 
 def test_a_shard_lets_in_no_more_connections_than_it_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.transport.zmq.listener.MOST_PASSWORDS", 1)
     plain = PlainData()
-    with Serving(plain) as server, contextlib.closing(plain.dial(server.address, PATIENCE)) as first:
+    with Serving(plain) as server, server.line() as first:
         with pytest.raises(ServerUnreachable, match="takes no further connection"):
             plain.dial(server.address, PATIENCE)
         assert number_of(ask(first, request(2))) == 2
@@ -284,16 +250,11 @@ def test_a_shard_lets_in_no_more_connections_than_it_remembers(monkeypatch: pyte
 def test_a_turned_bit_costs_a_new_connection_and_changes_nothing(toward: str) -> None:
     numel, marker = 1000, torch.full((8,), 3.7).numpy().tobytes()
     flip = BitFlip(marker)
-    shard = OneShard(BSP(), 1, PlainData(), numel)
     sides = (flip, bytes) if toward == "shard" else (bytes, flip)
-    between = shard.behind(lambda port: Relay(port, *sides))
-    client = shard.client(0)
-    try:
+    with contextlib.closing(OneShard(BSP(), 1, PlainData(), numel)) as shard:
+        shard.behind(lambda port: Relay(port, *sides))
+        client = shard.client(0)
         values = begin(client, numel)
         push(client, torch.full((numel,), 3.7), values).wait(SOON)
-    finally:
-        client.close()
-        between.close()
-        shard.stop()
     assert flip.fired == 1
     assert torch.equal(values, torch.full((numel,), 3.7))

@@ -102,16 +102,18 @@ def test_a_slow_member_is_not_called_lost(ring: Ranks) -> None:
     ring.run(action)
 
 
-def test_an_unknown_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use gloo or nccl"):
-        AllreduceCommunicator(
-            0, 1, RingStore(SharedNotes(), "ring", LIMIT), backend="mpi", host="127.0.0.1"
-        ).connect()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to reduce on")
-def test_nccl_without_a_gpu_is_refused() -> None:
-    with pytest.raises(ConfigError, match="backend nccl"):
-        AllreduceCommunicator(
-            0, 1, RingStore(SharedNotes(), "ring", LIMIT), backend="nccl", host="127.0.0.1"
-        ).connect()
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        ("mpi", "use gloo or nccl"),
+        pytest.param(
+            "nccl",
+            "backend nccl",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to reduce on"),
+        ),
+    ],
+)
+def test_an_unknown_backend_and_nccl_without_a_gpu_are_refused(backend: str, says: str) -> None:
+    store = RingStore(SharedNotes(), "ring", LIMIT)
+    with pytest.raises(ConfigError, match=says):
+        AllreduceCommunicator(0, 1, store, backend=backend, host="127.0.0.1").connect()

@@ -28,6 +28,7 @@ from tests.contract.awkward import (
     momentum,
     parts,
     step,
+    steps,
     values,
     wrapped,
 )
@@ -214,14 +215,11 @@ def test_a_later_optimizers_learning_rate_may_be_loaded(kind: type[Ranks]) -> No
         model = layers()
         for _ in range(2):
             optimizer = momentum(model, communicator)
-            for batch in batches():
-                step(model, optimizer, batch, communicator)
+            steps(model, optimizer, communicator)
         loaded = optimizer.state_dict()
         loaded["param_groups"][0]["lr"] = 0.01
         optimizer.load_state_dict(loaded)
-        for batch in batches():
-            step(model, optimizer, batch, communicator)
-        return values(model)
+        return steps(model, optimizer, communicator)
 
     assert_as_one(kind, train)
 
@@ -233,8 +231,7 @@ def test_a_later_optimizer_of_a_hub_watches_its_first_step(kind: type[Ranks]) ->
     def train(communicator: Communicator | None) -> list[Tensor]:
         model = layers()
         optimizer = momentum(model, communicator)
-        for batch in batches():
-            step(model, optimizer, batch, communicator)
+        steps(model, optimizer, communicator)
         optimizer = momentum(model, communicator)
         for batch in batches():
             optimizer.zero_grad()
@@ -259,8 +256,7 @@ def test_one_torch_optimizer_may_be_wrapped_twice(kind: type[Ranks]) -> None:
         inner = sgd(model)
         for _ in range(2):
             optimizer = wrapped(inner, model, communicator)
-            for batch in batches():
-                step(model, optimizer, batch, communicator)
+            steps(model, optimizer, communicator)
         assert len(inner._optimizer_state_dict_pre_hooks) <= 1
         loaded = optimizer.state_dict()["state"][0]["momentum_buffer"]
         return [*values(model), loaded.detach().clone()]
@@ -314,9 +310,7 @@ def test_a_group_that_cannot_be_added_leaves_the_optimizer_as_it_was(kind: type[
                 optimizer.add_param_group({"params": list(model[0].parameters())})
             assert len(optimizer.param_groups) == 1
             assert set(optimizer.named_parameters) == named
-        for batch in batches():
-            step(model, optimizer, batch, communicator)
-        return values(model)
+        return steps(model, optimizer, communicator)
 
     assert_as_one(kind, train)
 

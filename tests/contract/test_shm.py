@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from hubring.ps.transport.memory.mapping import enclose
+from hubring.ps.transport.mapping import enclose
 from hubring.ps.transport.shm.packet import VERSION
 from hubring.ps.transport.shm.transport import ShmTransport
-from tests.support.transports.messages import PATIENCE, ask, content, noise, request
+from tests.support.transports.messages import PATIENCE, ask, is_echoed, noise, request
 from tests.support.transports.serving import Serving, connected
 
 LAYOUT = struct.Struct("<BB6xQQQQQQQ")
@@ -54,11 +54,11 @@ def stranger(address: str) -> Iterator[socket.socket]:
 )
 def test_shm_drops_a_peer_that_breaks_the_rules_and_serves_the_others(packet: bytes) -> None:
     transport = ShmTransport()
-    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as honest:
+    with Serving(transport) as server, server.line() as honest:
         with stranger(server.address) as line:
             line.send(packet)
             assert line.recv(1) == b""
-        assert content(ask(honest, request(1, noise(1000)))) == bytes(noise(1000))
+        assert is_echoed(honest, 1000)
 
 
 @pytest.mark.parametrize(("offset", "length"), [(4096, 1), (4095, 2), (0, 4097), (2**64 - 1, 2)])

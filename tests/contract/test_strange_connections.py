@@ -22,7 +22,8 @@ from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.security.access import ShardLock, make_lock
-from hubring.ps.transport.memory.mapping import Arena
+from hubring.ps.transport.base import Connection
+from hubring.ps.transport.mapping import Arena
 from hubring.ps.transport.shm.listener import ShmListener
 from hubring.ps.transport.shm.packet import Doorbell
 from hubring.ps.transport.zmq import newcomers
@@ -30,8 +31,8 @@ from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.socket import PART_BYTES
 from hubring.ps.transport.zmq.transport import ATTEMPTS, ZmqTransport
 from tests.support.processes.stopwatch import Stopwatch
-from tests.support.transports.messages import PATIENCE, ask, content, noise, request
-from tests.support.transports.relay import Relay
+from tests.support.transports.messages import PATIENCE, is_echoed
+from tests.support.transports.relay import Recorder, Relay
 from tests.support.transports.serving import Serving, await_counts
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"PLAIN".ljust(20, b"\0") + bytes(32)
@@ -41,6 +42,25 @@ LONG_COMMAND = b"\x06" + PART_BYTES.to_bytes(8)
 def connected(address: str, source: str = "127.0.0.1") -> socket.socket:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     return socket.create_connection((host, int(port)), PATIENCE, (source, 0))
+
+
+class Guarded(Serving):
+    """A ZeroMQ listener with a lock. Its end closes the connections that were opened here."""
+
+    def __init__(self, lock: ShardLock | None = None) -> None:
+        self.lock, self.rejections = lock or ShardLock(), Rejections()
+        super().__init__(ZmqTransport(rejections=self.rejections, lock=self.lock))
+        self._lines = contextlib.ExitStack()
+
+    def strangers(self, count: int) -> list[socket.socket]:
+        return [self._lines.enter_context(connected(self.address)) for _ in range(count)]
+
+    def member(self) -> Connection:
+        return self._lines.enter_context(self.line(self.lock.key))
+
+    def stop(self) -> None:
+        self._lines.close()
+        super().stop()
 
 
 def has_ended(line: socket.socket) -> bool:
@@ -66,50 +86,37 @@ def no_free_descriptor() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", ["plain", "curve"])
 def test_zmq_resets_a_connection_that_sends_much_before_its_handshake_ends(kind: str) -> None:
-    rejections, own = Rejections(), make_lock(tls=False, curve=kind == "curve")
-    transport = ZmqTransport(rejections=rejections, lock=own)
-    with Serving(transport) as server, contextlib.ExitStack() as stack:
-        lines = [stack.enter_context(connected(server.address)) for _ in range(3)]
+    with Guarded(make_lock(tls=False, curve=kind == "curve")) as server:
+        lines = server.strangers(3)
         for line in lines:
             line.sendall(GREETING.replace(b"PLAIN", kind.upper().encode()) + LONG_COMMAND + bytes(100_000))
         assert all(map(has_ended, lines))
-        await_counts(rejections, {"handshake": 3})
-        with contextlib.closing(transport.dial(server.address, PATIENCE, own.key)) as member:
-            assert content(ask(member, request(1, noise(PART_BYTES)))) == bytes(noise(PART_BYTES))
-    assert rejections.counts() == {"handshake": 3}
+        await_counts(server.rejections, {"handshake": 3})
+        assert is_echoed(server.member(), PART_BYTES)
+    assert server.rejections.counts() == {"handshake": 3}
 
 
-def test_zmq_has_few_connections_in_their_handshake_and_any_number_of_members(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def room_for_three(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(newcomers, "MOST", 3)
-    rejections, own = Rejections(), ShardLock()
-    transport = ZmqTransport(rejections=rejections, lock=own)
-    with Serving(transport) as server, contextlib.ExitStack() as stack:
-        members = [
-            stack.enter_context(contextlib.closing(transport.dial(server.address, PATIENCE, own.key)))
-            for _ in range(5)
-        ]
-        before = rejections.counts()
-        silent = [stack.enter_context(connected(server.address)) for _ in range(5)]
+
+
+@pytest.mark.usefixtures("room_for_three")
+def test_zmq_has_few_connections_in_their_handshake_and_any_number_of_members() -> None:
+    with Guarded() as server:
+        members = [server.member() for _ in range(5)]
+        before = server.rejections.counts()
+        silent = server.strangers(5)
         assert all(map(has_ended, silent[:2])), "the oldest ones"
         assert not before
-        await_counts(rejections, {"connections": 2})
-        for number, line in enumerate(members):
-            assert content(ask(line, request(number, noise(5)))) == bytes(noise(5))
-        late = stack.enter_context(contextlib.closing(transport.dial(server.address, PATIENCE, own.key)))
-        assert content(ask(late, request(9, noise(5)))) == bytes(noise(5))
+        await_counts(server.rejections, {"connections": 2})
+        assert all(map(is_echoed, [*members, server.member()]))
 
 
 def test_zmq_sends_a_whole_part_with_curve() -> None:
-    own = make_lock(tls=True, curve=True)
-    transport = ZmqTransport(lock=own)
-    with (
-        Serving(transport) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE, own.key)) as line,
-    ):
+    with Guarded(make_lock(tls=True, curve=True)) as server:
         for nbytes in (PART_BYTES, 2 * PART_BYTES + 1):
-            assert content(ask(line, request(1, noise(nbytes)))) == bytes(noise(nbytes))
+            assert is_echoed(server.member(), nbytes)
 
 
 def test_a_worker_connects_again_if_a_shard_closes_its_connection_in_the_handshake() -> None:
@@ -182,7 +189,7 @@ def test_a_process_without_a_free_descriptor_knows_its_usage() -> None:
 
 
 def test_the_watch_of_newcomers_forgets_what_has_ended() -> None:
-    with Serving(ZmqTransport(lock=ShardLock())) as server:
+    with Guarded() as server:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             connected(server.address).close()
@@ -192,50 +199,30 @@ def test_the_watch_of_newcomers_forgets_what_has_ended() -> None:
             time.sleep(0.01)
 
 
-def replayed_hello(own: ShardLock, address: str, transport: ZmqTransport) -> bytes:
-    """Returns what a member's client sends up to its HELLO with CURVE, as a sniffer sees it."""
-    seen = bytearray()
-
-    def note(data: bytes) -> bytes:
-        seen.extend(data)
-        return data
-
-    scheme, _, port = address.rpartition(":")
-    with (
-        contextlib.closing(Relay(int(port), note)) as between,
-        contextlib.closing(transport.dial(f"{scheme}:{between.port}", PATIENCE, own.key)),
-    ):
-        return bytes(seen[: 64 + 2 + 200])
-
-
 def test_a_curve_hello_that_was_sent_before_does_not_end_the_watch() -> None:
-    rejections, own = Rejections(), make_lock(tls=True, curve=True)
-    transport = ZmqTransport(rejections=rejections, lock=own)
-    with Serving(transport) as server:
-        hello = replayed_hello(own, server.address, transport)
-        with connected(server.address) as line:
-            line.settimeout(PATIENCE)
-            line.sendall(hello)
-            welcome = b""
-            while len(welcome) < newcomers.BEFORE_CURVE_READY:
-                welcome += line.recv(1000)
-            line.sendall(LONG_COMMAND + bytes(100_000))
-            assert has_ended(line)
-        await_counts(rejections, {"handshake": 1})
+    sniffer = Recorder()
+    with Guarded(make_lock(tls=True, curve=True)) as server:
+        with server.behind(lambda port: Relay(port, sniffer)), server.line(server.lock.key):
+            hello = bytes(sniffer.seen[: 64 + 2 + 200])
+        (line,) = server.strangers(1)
+        line.settimeout(PATIENCE)
+        line.sendall(hello)
+        welcome = b""
+        while len(welcome) < newcomers.BEFORE_CURVE_READY:
+            welcome += line.recv(1000)
+        line.sendall(LONG_COMMAND + bytes(100_000))
+        assert has_ended(line)
+        await_counts(server.rejections, {"handshake": 1})
 
 
 def test_strangers_of_many_addresses_take_no_place_of_members_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(newcomers, "MOST", 16)
-    rejections = Rejections()
-    with (
-        Serving(ZmqTransport(rejections=rejections, lock=ShardLock())) as server,
-        contextlib.ExitStack() as stack,
-    ):
+    with Guarded() as server, contextlib.ExitStack() as stack:
         sources = [*(f"127.0.0.{number}" for number in range(2, 16)), "127.0.0.1", "127.0.0.1", "127.0.1.1"]
         lines = [stack.enter_context(connected(server.address, source)) for source in sources]
         assert has_ended(lines[0])
         assert all(map(is_open, lines[1:]))
-    assert rejections.counts() == {"connections": 1}
+    assert server.rejections.counts() == {"connections": 1}
 
 
 def is_open(line: socket.socket) -> bool:
@@ -260,9 +247,9 @@ def test_idle_newcomers_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch)
         look(watch, number)
 
     monkeypatch.setattr(newcomers.Newcomers, "_look", counted)
-    with Serving(ZmqTransport(lock=ShardLock())) as server, contextlib.ExitStack() as stack:
+    with Guarded() as server:
         for count in range(1, 21):
-            stack.enter_context(connected(server.address))
+            server.strangers(1)
             watch = Stopwatch()
             while len(looks) < count:
                 assert watch.seconds < PATIENCE
@@ -282,14 +269,13 @@ def test_the_watch_of_newcomers_survives_an_error(
         add(watch, number)
 
     monkeypatch.setattr(newcomers.Newcomers, "_add", fails_once)
-    rejections = Rejections()
-    with Serving(ZmqTransport(rejections=rejections, lock=ShardLock())) as server:
+    with Guarded() as server:
         with connected(server.address):
             assert failed.wait(PATIENCE)
-        with connected(server.address) as line:
-            line.sendall(GREETING + LONG_COMMAND + bytes(100_000))
-            assert has_ended(line)
-        await_counts(rejections, {"handshake": 1})
+        (line,) = server.strangers(1)
+        line.sendall(GREETING + LONG_COMMAND + bytes(100_000))
+        assert has_ended(line)
+        await_counts(server.rejections, {"handshake": 1})
     assert "the watch goes on" in caplog.text
 
 
@@ -302,16 +288,12 @@ def test_a_descriptor_that_became_another_kind_of_socket_is_no_newcomer() -> Non
         assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.usefixtures("room_for_three")
 def test_zmq_closes_others_although_the_oldest_one_takes_nothing_that_is_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(newcomers, "MOST", 3)
-    rejections = Rejections()
-    with (
-        Serving(ZmqTransport(rejections=rejections, lock=ShardLock())) as server,
-        contextlib.ExitStack() as stack,
-    ):
-        deaf = stack.enter_context(connected(server.address))
+    with Guarded() as server:
+        (deaf,) = server.strangers(1)
         port = deaf.getsockname()[1]
         counted = zmq_socket.counts
 
@@ -323,21 +305,18 @@ def test_zmq_closes_others_although_the_oldest_one_takes_nothing_that_is_sent(
             return seen
 
         monkeypatch.setattr(newcomers, "counts", counts)
-        others = [stack.enter_context(connected(server.address)) for _ in range(5)]
+        others = server.strangers(5)
         assert all(map(has_ended, (deaf, *others[:2])))
         assert all(map(is_open, others[2:]))
-    assert rejections.counts() == {"connections": 3}
+    assert server.rejections.counts() == {"connections": 3}
 
 
+@pytest.mark.usefixtures("room_for_three")
 def test_no_connection_is_closed_if_the_kernel_reports_no_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(newcomers, "MOST", 3)
     of_a_newer_kernel = struct.Struct(f"{zmq_socket._INFO.format}1000x")
     monkeypatch.setattr(zmq_socket, "_INFO", of_a_newer_kernel)
-    rejections, own = Rejections(), ShardLock()
-    transport = ZmqTransport(rejections=rejections, lock=own)
-    with Serving(transport) as server, contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(connected(server.address)) for _ in range(5)]
-        with contextlib.closing(transport.dial(server.address, PATIENCE, own.key)) as member:
-            assert content(ask(member, request(1, noise(5)))) == bytes(noise(5))
+    with Guarded() as server:
+        silent = server.strangers(5)
+        assert is_echoed(server.member())
         assert all(map(is_open, silent))
-    assert rejections.counts() == {}
+    assert server.rejections.counts() == {}

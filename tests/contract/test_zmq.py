@@ -16,7 +16,7 @@ from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from tests.support.transports.messages import PATIENCE, await_loss, noise, number_of, replies, request
-from tests.support.transports.serving import Answer, Serving, connected, echo
+from tests.support.transports.serving import Answer, NotesDamage, Serving, connected, dealing, echo
 
 
 def is_for_replies(name: bytes) -> bool:
@@ -30,7 +30,7 @@ def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards: int, apart:
 
     def answer(listener: Listener, envelope: Envelope) -> None:
         lines.append(envelope.reply_to)
-        listener.send(envelope.reply_to, request(number_of(envelope.message)), stable=True)
+        echo(listener, envelope)
 
     with Serving(ZmqTransport(), answer) as server:
         ways = registry.choose([registry.ShardAddress("", {"zmq": server.address})] * shards, "zmq")
@@ -126,25 +126,14 @@ def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_
 
 
 def test_zmq_passes_on_messages_of_the_wrong_form_as_damaged() -> None:
-    damage: list[str] = []
-
-    def answer(listener: Listener, envelope: Envelope) -> None:
-        damage.append(envelope.message.damage)
-        listener.send(envelope.reply_to, request(7), stable=True)
-
-    with (
-        Serving(ZmqTransport(), answer) as server,
-        zmq.Context() as context,
-        context.socket(zmq.DEALER) as dealer,
-    ):
-        dealer.linger = 0
-        dealer.connect(server.address)
+    answer = NotesDamage()
+    with Serving(ZmqTransport(), answer) as server, dealing(server.address) as dealer:
         for parts in ([b"header", b"payload"], [sealed(request(7)), b"payload"]):
             dealer.send_multipart(parts)
             assert dealer.poll(int(1000 * PATIENCE))
             assert dealer.recv_multipart() == [sealed(request(7))]
-    assert "a header of 6 bytes does not match its checksum; it came from 127.0.0.1" in damage[0]
-    assert "a payload of 7 bytes does not match its checksum" in damage[1]
+    assert "a header of 6 bytes does not match its checksum; it came from 127.0.0.1" in answer.damage[0]
+    assert "a payload of 7 bytes does not match its checksum" in answer.damage[1]
 
 
 def hold(listening: threading.Event, answer: Answer) -> Answer:
@@ -189,8 +178,8 @@ def test_zmq_reads_from_its_workers_in_turn() -> None:
 
     with (
         Serving(transport, hold(listening, note)) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as flood,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as trickle,
+        server.line() as flood,
+        server.line() as trickle,
     ):
         payload = noise(1 << 20)
         for number in range(100):

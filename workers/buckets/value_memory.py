@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hubring.ps.transport.memory.window import Window
+from hubring.ps.transport.window import Window
 
 
 class ValueMemory(Protocol):

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.transport.base import MAX_PAYLOAD, MAX_SEALED, Message, opened, sealed, verify_header
-from hubring.ps.transport.memory.mapping import copy, land
+from hubring.ps.transport.mapping import copy, land
 
 CHUNK_BYTES = 1 << 20
 """Maximum payload bytes of one frame."""

@@ -22,10 +22,10 @@ from hubring.ps.transport.grpc.calls import describe
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.frame import MAX_FRAME, Assembly, MalformedFrame, read_header, to_frames
 from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
-from hubring.ps.transport.memory.mapping import Arena, plain_memory
-from hubring.ps.transport.memory.window import Window, Windows
+from hubring.ps.transport.mapping import Arena, plain_memory
 from hubring.ps.transport.outbox import Backlog, Outbox, weigh
 from hubring.ps.transport.polling import Bell
+from hubring.ps.transport.window import Window, Windows
 
 LANES = 2 if len(os.sched_getaffinity(0)) > 2 else 1
 """Streams of one connection, each on its own TCP connection.

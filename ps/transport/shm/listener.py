@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hubring.ps.core import bounds
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
-from hubring.ps.transport.memory.mapping import PAGE, Arena, Region, attach, enclose, land
+from hubring.ps.transport.mapping import PAGE, Arena, Region, attach, enclose, land
 from hubring.ps.transport.shm.packet import (
     MAX_WAITING,
     SCHEME,

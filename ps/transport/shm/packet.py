@@ -25,7 +25,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_intdigest
 
 from hubring.ps.transport.base import MAX_HEADER, DamagedHeader
-from hubring.ps.transport.memory.mapping import Arena, Region
+from hubring.ps.transport.mapping import Arena, Region
 
 MAX_PACKET = MAX_HEADER + 1024
 _MAX_TRAIN = MAX_PACKET + 4
@@ -112,10 +112,9 @@ class Doorbell:
         return True
 
     def on_room(self) -> None:
-        """Sends waiting packets after the socket was full."""
-        if self.full:
-            self.full = not self._send_trains()
-            self._watch()
+        """Sends waiting packets once the socket, which was full, may have room."""
+        self.full = not self._send_trains()
+        self._watch()
 
     def receive(self) -> list[Packet]:
         """Returns the packets of the next train, or an empty list.

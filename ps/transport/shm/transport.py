@@ -23,8 +23,7 @@ from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable, UsageError
 from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
 from hubring.ps.transport.base import MAX_HEADER, Message
-from hubring.ps.transport.memory.mapping import Arena, Region, attach, copy, sealed_size
-from hubring.ps.transport.memory.window import Window, Windows
+from hubring.ps.transport.mapping import Arena, Region, attach, copy, sealed_size
 from hubring.ps.transport.shm.listener import ShmListener
 from hubring.ps.transport.shm.packet import (
     SCHEME,
@@ -36,6 +35,7 @@ from hubring.ps.transport.shm.packet import (
     peer_user,
     unpack,
 )
+from hubring.ps.transport.window import Window, Windows
 
 _NOWHERE = Region()
 

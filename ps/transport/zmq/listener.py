@@ -14,6 +14,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import logging
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,16 +61,13 @@ class ZmqListener:
     ZeroMQ drops messages to a worker that is gone, as a Listener must.
 
     Args:
-        sockets: Opens the ROUTER; no other listener may use them.
         place: The address to listen on, or the path of a unix socket, to which only members must come.
         rejections: Counts dropped messages and refused connections.
         lock: Which peers to admit; None: all.
     """
 
-    def __init__(
-        self, sockets: Sockets, place: str, rejections: Rejections, lock: ShardLock | None = None
-    ) -> None:
-        self._sockets = sockets
+    def __init__(self, place: str, rejections: Rejections, lock: ShardLock | None) -> None:
+        self._sockets = Sockets()  # of its own, as the context's ZAP questions go to one listener
         self._rejections = rejections
         self._unix = Path(place) if place.startswith("/") else None
         here = place if self._unix else numeric(place)
@@ -86,7 +84,7 @@ class ZmqListener:
         self._numbers = itertools.count()
         self._outboxes: dict[bytes, Outbox[Message]] = {}
         """Outboxes by routing id, for connections with bytes in flight."""
-        self._router = sockets.open(zmq.ROUTER, here)
+        self._router = self._sockets.open(zmq.ROUTER, here)
         self._router.linger = LINGER_MS
         self._router.ipv6 = ":" in here
         self._handshakes: Handshakes | None = None
@@ -96,7 +94,7 @@ class ZmqListener:
             self._router.curve_secretkey, self._router.curve_publickey = private.encode(), public.encode()
             self._router.curve_server = True
         elif lock is not None:
-            self._handshakes = Handshakes(sockets, self._router, lock.key, rejections)
+            self._handshakes = Handshakes(self._sockets, self._router, lock.key, rejections)
         self._bell = Bell()
         asked = [] if self._handshakes is None else [self._handshakes.descriptor]
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable, *asked)
@@ -195,14 +193,10 @@ def _message(frames: list[zmq.Frame], seal: Seal) -> Message:
     try:
         return message_of(frames, seal)
     except DamagedHeader as error:
-        return Message(b"", damage=f"{error}; it came from {_peer(frames[0])}")
-
-
-def _peer(frame: zmq.Frame) -> str:
-    try:
-        return str(frame.get("Peer-Address"))
-    except zmq.ZMQError:  # ZeroMQ does not know it for every message of a peer that has gone
-        return "an unknown address"
+        peer = "an unknown address"
+        with suppress(zmq.ZMQError):  # ZeroMQ does not know it for every message of a peer that has gone
+            peer = str(frames[0].get("Peer-Address"))
+        return Message(b"", damage=f"{error}; it came from {peer}")
 
 
 MOST_PASSWORDS = 131_072

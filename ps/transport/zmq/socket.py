@@ -29,7 +29,7 @@ from hubring.ps.transport.base import (
     opened,
     sealed,
 )
-from hubring.ps.transport.memory.mapping import copy, plain_memory
+from hubring.ps.transport.mapping import copy, plain_memory
 from hubring.ps.transport.outbox import Outbox
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h

@@ -22,10 +22,10 @@ from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
 from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.transport.base import DamagedHeader, Message
 from hubring.ps.transport.host import duplicate
-from hubring.ps.transport.memory.mapping import Arena, plain_memory
-from hubring.ps.transport.memory.window import Window, Windows
+from hubring.ps.transport.mapping import Arena, plain_memory
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.polling import Bell, poller
+from hubring.ps.transport.window import Window, Windows
 from hubring.ps.transport.zmq.listener import FULL, ZmqListener
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
@@ -91,7 +91,7 @@ class ZmqTransport:
         self._sockets = Sockets()
 
     def listen(self, place: str) -> ZmqListener:
-        return ZmqListener(Sockets(), place, self._rejections, self._lock)
+        return ZmqListener(place, self._rejections, self._lock)
 
     def dial(self, address: str, timeout: float, key: ShardKey = NO_KEY_NEEDED) -> ZmqConnection:
         deadline = time.monotonic() + timeout

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hubring.ps.transport.base import DamagedHeader, Message, opened, sealed
 from hubring.ps.transport.encode import encode_reply, encode_request
 from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
-from hubring.ps.transport.memory.mapping import Region
+from hubring.ps.transport.mapping import Region
 from hubring.ps.transport.shm.packet import Descriptor, Kind, split, unpack
 from tests.campaign.flips.place import Outcome
 from tests.campaign.tampering import flipped

@@ -17,8 +17,8 @@ from hubring.ps.core.work import Work
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.parameter_memory import HostMemory
 from hubring.ps.transport.base import Connection
-from hubring.ps.transport.memory.window import Windows
 from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.window import Windows
 from tests.support.transports.one_shard import SOON, OneShard, push
 
 NUMEL = 1 << 16

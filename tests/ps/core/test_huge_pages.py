@@ -17,7 +17,7 @@ import torch
 from hubring.ps.core import huge_pages
 from hubring.ps.core.huge_pages import HUGE_BYTES, ROOM_BYTES
 from hubring.ps.optim.sums import zeros, zeros_like
-from hubring.ps.transport.memory.mapping import Arena, address, attach
+from hubring.ps.transport.mapping import Arena, address, attach
 
 WHOLE = 3 * HUGE_BYTES
 LARGE = WHOLE + 5 * mmap.PAGESIZE

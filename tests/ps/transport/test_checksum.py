@@ -11,7 +11,7 @@ from hubring.ps.core.types import Sender
 from hubring.ps.transport.base import DamagedHeader, Message, opened, sealed
 from hubring.ps.transport.decode import origin
 from hubring.ps.transport.encode import encode_request
-from hubring.ps.transport.memory.mapping import Region
+from hubring.ps.transport.mapping import Region
 from hubring.ps.transport.shm.packet import Descriptor, Kind, unpack
 from tests.campaign.flips.messages import Read, Wire, wires
 from tests.support.transports.messages import content

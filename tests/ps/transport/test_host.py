@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,8 +24,6 @@ def test_a_port_on_which_a_connection_only_lingers_is_free() -> None:
 
 
 def test_where_there_is_no_ipv6_the_server_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> socket.socket:
-        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
-
-    monkeypatch.setattr(socket, "socket", refuse)
+    refusal = OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+    monkeypatch.setattr(socket, "socket", Mock(side_effect=refusal))
     assert objection("::", 5555) == ""

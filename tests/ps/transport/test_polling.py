@@ -51,21 +51,19 @@ def test_a_spin_wait_stays_awake_for_a_while_after_a_short_wait(
     assert (road.looked_on > 0) is looks
 
 
-class Bed:
-    """A poller that notes as what it is slept in."""
-
-    def __init__(self) -> None:
-        self.policies: list[int] = []
-
-    def poll(self, _: float | None) -> list[tuple[int, int]]:
-        self.policies.append(os.sched_getscheduler(0))
-        return [(7, 1)]
+def ready(_: float | None) -> list[tuple[int, int]]:
+    return [(7, 1)]
 
 
 def test_a_spin_wait_sleeps_with_the_batch_policy_and_restores_it() -> None:
-    bed = Bed()
-    SpinWait(bed.poll).wait()
-    assert bed.policies == [os.SCHED_BATCH]
+    policies: list[int] = []
+
+    def poll(timeout: float | None) -> list[tuple[int, int]]:
+        policies.append(os.sched_getscheduler(0))
+        return ready(timeout)
+
+    SpinWait(poll).wait()
+    assert policies == [os.SCHED_BATCH]
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
@@ -81,7 +79,7 @@ def test_a_spin_wait_restores_the_policy_after_an_exception_as_it_changes(
 
     monkeypatch.setattr(os, "sched_setscheduler", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        SpinWait(Bed().poll).wait()
+        SpinWait(ready).wait()
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
@@ -90,11 +88,11 @@ def test_a_policy_that_somebody_chose_is_left_alone(meanwhile: bool) -> None:
     def choose() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
-    def poll(_: float | None) -> list[tuple[int, int]]:
+    def poll(timeout: float | None) -> list[tuple[int, int]]:
         if meanwhile:
             choose()
         assert os.sched_getscheduler(0) == os.SCHED_IDLE
-        return [(7, 1)]
+        return ready(timeout)
 
     try:
         if not meanwhile:
@@ -121,4 +119,4 @@ def test_where_it_is_forbidden_it_sleeps_as_it_is(
 
     monkeypatch.setattr(os, "sched_setscheduler", lambda *_: None)
     monkeypatch.setattr(os, call, answer)
-    assert SpinWait(lambda _: [(7, 1)]).wait() == {7: 1}
+    assert SpinWait(ready).wait() == {7: 1}

@@ -7,14 +7,14 @@ import gc
 import mmap
 import os
 import platform
-from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
-from hubring.ps.transport.memory import mapping
-from hubring.ps.transport.memory.mapping import PAGE, SEGMENT_BYTES, Arena, Region, address, forget, show
-from hubring.ps.transport.memory.window import Window, Windows
-from hubring.ps.transport.memory.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
+from hubring.ps.transport import mapping
+from hubring.ps.transport.mapping import PAGE, SEGMENT_BYTES, Arena, Region, address, forget, show
+from hubring.ps.transport.window import Window, Windows
+from hubring.ps.transport.written_pages import Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.zmq.transport import ZmqTransport
 
 PAGES = 300
@@ -90,11 +90,7 @@ def test_where_the_kernel_refuses_to_tell_all_is_compared(
     monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     arena, window, region, windows, descriptor = shown()
-
-    def refuse(*_: object) -> NoReturn:
-        raise OSError(errno.ENOMEM, "no memory")
-
-    monkeypatch.setattr(type(windows._copies), refused, refuse)
+    monkeypatch.setattr(type(windows._copies), refused, Mock(side_effect=OSError(errno.ENOMEM, "no memory")))
     for _ in range(2):
         windows.show(region, "shard", descriptor, Region(1, PAGE, 2 * PAGE))
         assert window.written(HALVES) == []
@@ -118,11 +114,7 @@ def test_pages_that_the_kernel_does_not_drop_are_copied(monkeypatch: pytest.Monk
     """As pages that a script has locked in memory."""
     _, window, _, _, descriptor = shown()
     os.close(descriptor)
-
-    def refuse(*_: object) -> NoReturn:
-        raise OSError(errno.EINVAL, "locked")
-
-    monkeypatch.setattr(mapping, "forget", refuse)
+    monkeypatch.setattr(mapping, "forget", Mock(side_effect=OSError(errno.EINVAL, "locked")))
     for step in range(1, 4):
         window.seen[0] = 7
         assert window.written(HALVES) == [0]
@@ -134,11 +126,7 @@ def test_pages_that_the_kernel_does_not_drop_are_copied(monkeypatch: pytest.Monk
 
 def test_without_shared_memory_both_sides_are_compared_and_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container that forbids memfd_create; a network transport works there."""
-
-    def refuse(*_: object) -> NoReturn:
-        raise OSError(errno.EPERM, "not permitted")
-
-    monkeypatch.setattr(os, "memfd_create", refuse)
+    monkeypatch.setattr(os, "memfd_create", Mock(side_effect=OSError(errno.EPERM, "not permitted")))
     window = ZmqTransport().window(2 * PAGE)
     for step in range(1, 4):
         assert window.written(HALVES) == []

@@ -31,7 +31,7 @@ from hubring.ps.core.types import HyperTable
 from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
 from hubring.ps.transport.decode import MalformedMessage, decode_reply, decode_request
 from hubring.ps.transport.encode import MAX_TEXT, bytes_of, encode_reply, encode_request
-from hubring.ps.transport.memory.mapping import address
+from hubring.ps.transport.mapping import address
 from hubring.workers.buckets.bucketing import MOST_GROUPS
 from tests.support.transports.samples import FLAT, REPLIES, REQUESTS, SENDER, coded
 

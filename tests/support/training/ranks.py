@@ -66,6 +66,15 @@ class Ranks:
             futures = [pool.submit(live, rank) for rank in range(self.size)]
             return [future.result(LIMIT) for future in futures]
 
+    @classmethod
+    def run_once(cls, action: Callable[[Communicator], T]) -> list[T]:
+        """Runs on new ranks, which are closed then."""
+        ranks = cls()
+        try:
+            return ranks.run(action)
+        finally:
+            ranks.close()
+
     def close(self) -> None:
         """Ends the ranks' rendezvous."""
 

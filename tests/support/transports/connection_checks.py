@@ -24,7 +24,7 @@ from tests.support.transports.messages import (
     replies,
     request,
 )
-from tests.support.transports.serving import MakeTransport, Serving, connected, echo
+from tests.support.transports.serving import MakeTransport, Serving, answers, connected, echo
 
 
 def answers_many_requests_in_any_order(make_transport: MakeTransport) -> None:
@@ -125,16 +125,8 @@ def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
 def answers_others_while_one_does_not_read(make_transport: MakeTransport) -> None:
     """A client that does not read its replies blocks no other client."""
     payload = noise(1 << 20)
-
-    def answer_at_length(listener: Listener, envelope: Envelope) -> None:
-        listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
-
-    transport = make_transport()
-    with (
-        Serving(transport, answer_at_length) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as sleeper,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as reader,
-    ):
+    serving = Serving(make_transport(), answers(payload))
+    with serving as server, server.line() as sleeper, server.line() as reader:
         for number in range(64):
             sleeper.send(request(number))
         sleeper.flush()
@@ -157,11 +149,8 @@ def outlives_a_client_that_leaves(make_transport: MakeTransport) -> None:
             held.clear()
 
     transport = make_transport()
-    with (
-        Serving(transport, hold_the_first) as server,
-        contextlib.closing(transport.dial(server.address, PATIENCE)) as stayer,
-    ):
-        with contextlib.closing(transport.dial(server.address, PATIENCE)) as leaver:
+    with Serving(transport, hold_the_first) as server, server.line() as stayer:
+        with server.line() as leaver:
             payload = transport.allocate(100_000)
             leaver.send(request(1, payload), payload)
             leaver.flush()

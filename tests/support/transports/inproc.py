@@ -14,9 +14,9 @@ from typing import TypeVar
 from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
 from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey
 from hubring.ps.transport.base import Envelope, Message, ReturnPath
-from hubring.ps.transport.memory.mapping import Arena, land, plain_memory
-from hubring.ps.transport.memory.window import Window, Windows
+from hubring.ps.transport.mapping import Arena, land, plain_memory
 from hubring.ps.transport.polling import Bell
+from hubring.ps.transport.window import Window, Windows
 
 _T = TypeVar("_T")
 

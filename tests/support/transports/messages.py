@@ -72,6 +72,12 @@ def ask(connection: Connection, message: Message, into: memoryview | None = None
     return reply
 
 
+def is_echoed(connection: Connection, nbytes: int = 5) -> bool:
+    """Whether a request with so many bytes comes back."""
+    sent = request(1, noise(nbytes))
+    return content(ask(connection, sent)) == content(sent)
+
+
 def await_loss(connection: Connection) -> None:
     """Returns once the connection has reported its loss."""
     while True:

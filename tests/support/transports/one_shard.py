@@ -44,7 +44,7 @@ class OneShard:
         memory: ParameterMemory | None = None,
     ) -> None:
         self.numel = numel
-        self._clients: list[KVClient] = []
+        self._opened: list[KVClient | Relay] = []
         self.transport = transport or InprocTransport()
         self.listener = self.transport.listen("127.0.0.1")
         self.address = self.listener.address
@@ -70,12 +70,12 @@ class OneShard:
         while not self.ask(condition):
             assert time.monotonic() < deadline, "it did not come to that"
 
-    def behind(self, relay: Callable[[int], Relay]) -> Relay:
+    def behind(self, relay: Callable[[int], Relay]) -> None:
         """Puts a relay, made for the shard's port, between the shard and the clients to come."""
         scheme, _, port = self.address.rpartition(":")
         between = relay(int(port))
+        self._opened.append(between)
         self.address = f"{scheme}:{between.port}"
-        return between
 
     def client(
         self,
@@ -86,7 +86,7 @@ class OneShard:
         """Returns a rank's client, which may have a transport of its own. `wrap` changes its connections."""
         dial = (transport or self.transport).dial
         client = KVClient(Sender(rank, rank + 1), 1, lambda _: wrap(dial(self.address, SOON)))
-        self._clients.append(client)
+        self._opened.append(client)
         return client
 
     def stop(self) -> None:
@@ -96,9 +96,9 @@ class OneShard:
         assert not self.thread.is_alive()
 
     def close(self) -> None:
-        """Closes all clients, and ends the thread."""
-        for client in self._clients:
-            client.close()
+        """Closes all clients and relays, and ends the thread."""
+        for each in reversed(self._opened):
+            each.close()
         self.stop()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import select
 import threading
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from hubring.protos import data_pb2 as pb
 from hubring.ps.transport.base import MAX_HEADER, Envelope, Listener, Message
-from hubring.ps.transport.memory.mapping import ALIGNMENT, address
+from hubring.ps.transport.mapping import ALIGNMENT, address
 from tests.support.transports.messages import (
     PATIENCE,
     ask,
@@ -90,7 +89,7 @@ def shows_what_the_reply_said_until_the_next(make_transport: MakeTransport) -> N
         listener.send(envelope.reply_to, Message(header, held), stable)
 
     with Serving(transport, answer) as server:
-        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        with server.line() as line:
             window = transport.window(held.nbytes)
             for number in range(1, 6):
                 said = noise(held.nbytes, seed=number)

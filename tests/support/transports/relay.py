@@ -10,6 +10,17 @@ from collections.abc import Callable
 Change = Callable[[bytes], bytes]
 
 
+class Recorder:
+    """Changes nothing, and keeps what passes."""
+
+    def __init__(self) -> None:
+        self.seen = bytearray()
+
+    def __call__(self, data: bytes) -> bytes:
+        self.seen += data
+        return data
+
+
 class BitFlip:
     """Turns the lowest bit of the last byte of a marker, the first `times` times that it passes."""
 

@@ -16,7 +16,7 @@ import weakref
 
 import numpy as np
 
-from hubring.ps.transport.memory.mapping import PAGE, address, show
+from hubring.ps.transport.mapping import PAGE, address, show
 
 Run = tuple[int, int]
 """The start and end address of whole pages."""

@@ -21,9 +21,9 @@ from itertools import pairwise
 import numpy as np
 
 from hubring.ps.core import huge_pages
-from hubring.ps.transport.memory import mapping
-from hubring.ps.transport.memory.mapping import Arena, Region, Segment, address, copy, plain_memory
-from hubring.ps.transport.memory.written_pages import Copies, ReadCopies, Run, ScannedCopies, WatchedCopies
+from hubring.ps.transport import mapping
+from hubring.ps.transport.mapping import Arena, Region, Segment, address, copy, plain_memory
+from hubring.ps.transport.written_pages import Copies, ReadCopies, Run, ScannedCopies, WatchedCopies
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,0 @@
-"""Memory that processes of one host share, for all transports."""
