@@ -167,20 +167,25 @@ def test_workers_that_step_save_and_a_folder_that_nobody_writes_is_named(
 
 
 @pytest.mark.full
-def test_ctrl_c_ends_a_start_too() -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_a_signal_ends_a_start_too(number: signal.Signals, code: int) -> None:
     command = module_command(PS_RUN, "-n", "1", SMALL, "60", "16")
     with piped(command, stderr=subprocess.STDOUT) as (program, output):
         assert b"ps-run: starting 1 server" in output.readline()
-        program.send_signal(signal.SIGINT)
+        program.send_signal(number)
         said = output.read()
-        assert program.wait() == 130, said
+        assert program.wait() == code, said
         assert b"Traceback" not in said
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code", "ending"),
-    [(signal.SIGINT, 130, "interrupted after"), (signal.SIGTERM, 75, "stopped on request after")],
+    [
+        (signal.SIGINT, 130, "interrupted after"),
+        (signal.SIGTERM, 75, "stopped on request after"),
+        (signal.SIGUSR1, 75, "stopped on request after"),
+    ],
 )
 def test_a_signal_is_one_wish_of_all_workers(
     cluster: Cluster, number: signal.Signals, code: int, ending: str

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from signal import SIGINT, SIGPIPE, SIGTERM
+from signal import SIGPIPE
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from hubring.ps.config.environment import environment
 from hubring.ps.config.sources import server_origins
 from hubring.ps.core.errors import Preempted, UsageError
 from hubring.ps.process.child import Child, passing_on
-from hubring.ps.process.launch import PARENT_VARIABLE, module_command
+from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, module_command
 from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, place_variables
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ScriptCommand
@@ -185,7 +185,7 @@ class LocalJob:
                     server.process.kill()
                     team.kill()
 
-            with passing_on((SIGINT, SIGTERM), team.signal):
+            with passing_on(STOP_SIGNALS, team.signal):
                 code = team.run(fail)
             # If no worker joined, the server still waits for the first.
             if code not in (0, Preempted.exit_code) or not team.results:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIGINT
 from typing import Any, NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, newest_step
 from hubring.ps.core.errors import HubringError, Preempted, ServerUnreachable
 from hubring.ps.process.child import passing_on
+from hubring.ps.process.launch import STOP_SIGNALS
 from hubring.ps.process.restarts import Restarts, restart_helps, wait_to_restart
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import LocalJobSettings
@@ -213,7 +214,7 @@ class Supervisor:
             left = _count(self._restarts.left, "restart")
             _print(f"{ending.cause}; restarting the job in {pause:g} s {self._start()} ({left} left)")
             signals: list[int] = []
-            with passing_on((SIGINT, SIGTERM), signals.append):
+            with passing_on(STOP_SIGNALS, signals.append):
                 stopped = wait_to_restart(pause, signals)
             if stopped:
                 return AttemptEnd(stopped, asked=True)

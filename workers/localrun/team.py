@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from signal import SIGPIPE, SIGTERM
+from signal import SIGPIPE, SIGTERM, SIGUSR1
 from subprocess import DEVNULL, PIPE
 from threading import Lock, Thread
 from typing import Any
@@ -127,7 +127,7 @@ class LocalTeam:
         self._lost_output: OSError | None = None
         self._losing = Lock()
         self._asked = 0
-        """How many signals the caller forwarded."""
+        """How many signals the caller forwarded, without notices."""
         self._signals: list[int] = []
         """All signals that the workers got, in order."""
         self._quit_at = self._serverless_at = math.inf
@@ -148,9 +148,9 @@ class LocalTeam:
     def signal(self, number: int) -> None:
         """Forwards a signal to all workers. After that, no worker is restarted.
 
-        After the second signal, workers have `QUIT_SECONDS` to end.
+        After the second SIGTERM or SIGINT, workers have `QUIT_SECONDS` to end.
         """
-        self._asked += 1
+        self._asked += number != SIGUSR1  # a notice: the scheduler sends SIGTERM later, as part of it
         if self._asked == 2:
             self._quit_at = time.monotonic() + QUIT_SECONDS
         self._send(number)
@@ -208,7 +208,7 @@ class LocalTeam:
                 if late or not worker.code:
                     continue
                 if self._signals:  # the others end as well, each after what it still has to save
-                    failed = failed or worker.exit_code()
+                    failed = failed or self._code_of_stopped(worker)
                     continue
                 verdict = self._patience.verdict(len(self._running), finished)
                 cause = self._cause(worker) if verdict is FailureResponse.END else worker
@@ -218,6 +218,11 @@ class LocalTeam:
                 if verdict is FailureResponse.RESTART:
                     self._places[worker.rank] = time.monotonic() + self._patience.pause
         return failed
+
+    def _code_of_stopped(self, worker: LocalWorker) -> int:
+        # A request that arrives while a worker still imports torch kills it, before it can exit with 75.
+        early = -(worker.code or 0) in {SIGTERM, SIGUSR1}.intersection(self._signals)
+        return Preempted.exit_code if early else worker.exit_code()
 
     def _watch_stopping(self) -> None:
         """Counts the time of workers that stop and no longer react, once the server has given them up."""
