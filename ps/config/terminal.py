@@ -282,7 +282,8 @@ def summary(result: Mapping[str, Any]) -> str:
     parts = []
     if "steps" in result and not result.get("error"):
         seconds = result.get("seconds")
-        parts.append(f"{result['steps']} steps" + (f" in {seconds:.1f} s" if seconds else ""))
+        steps = result["steps"] - result.get("resumed_at", 0)
+        parts.append(f"{steps} steps" + (f" in {seconds:.1f} s" if seconds else ""))
         metrics = list(result.get("metrics", {}).items())[:MOST_METRICS]
         parts += [f"{name} {value:.6g}" for name, value in metrics if isinstance(value, int | float)]
     parts += [f"{name}: {result[name]}" for name in _PLACES if result.get(name)]

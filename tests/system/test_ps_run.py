@@ -200,6 +200,19 @@ def test_a_signal_is_one_wish_of_all_workers(
     assert f"ps-run: {ending}" in program.said().splitlines()[-1]
 
 
+def test_a_resumed_job_names_its_checkpoint_and_counts_its_own_steps(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    flags = ("-n", "1", "--checkpoint-dir", str(tmp_path), SMALL)
+    assert ps_run(cluster, *flags, "5").wait() == 0
+    program = ps_run(cluster, *flags, "8")
+    assert program.wait() == 0, program.said()
+    (folder,) = tmp_path.glob("*-step-5")
+    resuming = f"ps-run: resuming at step 5 from {folder}, saved "
+    assert any(line.startswith(resuming) and line.endswith(" ago") for line in program.said().splitlines())
+    assert "1 worker finished 3 steps (to step 8) in " in program.said().splitlines()[-1]
+
+
 @pytest.mark.full
 def test_workers_end_with_ps_run(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "waits.py"

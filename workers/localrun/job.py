@@ -148,11 +148,13 @@ class LocalJob:
         if most is None:
             most = RESTARTS if settings.checkpoints is not None else 0
         supervisor = Supervisor(most, settings.checkpoints)
+        if (checkpoint := supervisor.newest()) is not None:
+            report.resuming(checkpoint)
         ending = supervisor.run(
             lambda: self._attempt(size, command, settings, replace(patience), supervisor, report)
         )
         if ending.code != 128 + SIGPIPE:  # otherwise no process reads the output any more
-            report.end(ending.code, ending.results, supervisor.restarts)
+            report.end(ending.code, ending.results, supervisor.restarts, max(0, supervisor.began))
         return ending.code
 
     def _attempt(

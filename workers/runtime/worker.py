@@ -96,6 +96,8 @@ class Worker:
     job: str = ""
     """Name of the script or built-in job."""
     completed_steps: int = 0
+    resumed_at: int = 0
+    """The steps that were completed before this process's first one."""
     stop_code: int | None = None
     """Set by a signal handler: stop after this step and exit with this code."""
     leaving: bool = False
@@ -173,6 +175,8 @@ class Worker:
         self.completed_steps = self.record.step = self.origin.step = step
         if self.audit is not None:
             self.audit.step_completed()
+        if not self.stepped:
+            self.resumed_at = step - 1
         now = time.monotonic()
         self.step_seconds, self.stepped = now - (self.stepped or now), now
         if self.recorder is not None:
@@ -314,6 +318,7 @@ class Worker:
             "mode": self.session.mode if self.session and self.communicator.topology == "hub" else "",
             "device": ", ".join(sorted(self.device_types)),
             "steps": self.completed_steps,
+            "resumed_at": self.resumed_at,
             "seconds": round(self.record.seconds, 6),
             "metrics": {name: _in_json(value) for name, value in self.record.latest.items()},
             "exchange": {
