@@ -14,7 +14,7 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import chain
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import typer
@@ -58,7 +58,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def options(
-    config: type[Struct], names: Collection[str] | None = None, *, reads_variables: bool = False
+    config: type[Struct],
+    names: Collection[str] | None = None,
+    *,
+    reads_variables: bool = False,
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Parameter]:
     """Yields an option for each setting of a config. Unset options are None.
 
@@ -66,9 +70,10 @@ def options(
         config: The config's class.
         names: Only these settings; None for all.
         reads_variables: Whether the options read the `PS_*` variables, for a command that loads no config.
+        defaults: The command's own defaults in words, by name.
     """
     for field, text in declared_settings(config, names):
-        words = default_in_words(field, text)
+        words = defaults.get(field.name) or default_in_words(field, text)
         kind, choices = _kind(field.type)
         name, variable = flag(field.name), f"PS_{field.name.upper()}"
         sources = (name, variable) if reads_variables else (name,)

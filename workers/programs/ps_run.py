@@ -22,7 +22,7 @@ from hubring.ps.process.output import drop_output
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ELSEWHERE, other_python, parse_command
 from hubring.workers.localrun.job import LocalJob
-from hubring.workers.localrun.settings import SERVER, WORKER
+from hubring.workers.localrun.settings import DEFAULTS, SERVER, WORKER
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 @takes(
     signature(LocalJob, eval_str=True).parameters.values(),
     options(WorkerConfig, WORKER),
-    options(ServerConfig, SERVER),
+    options(ServerConfig, SERVER, defaults=DEFAULTS),
     command_line.ignored_options(),
 )
 def run(
