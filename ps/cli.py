@@ -39,7 +39,6 @@ T = TypeVar("T")
 app = typer.Typer(
     help="Run a hub: the parameter server, and the rendezvous of a ring.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

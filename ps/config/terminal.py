@@ -84,10 +84,15 @@ def options(
             show_envvar=False,
             metavar=f"<{'|'.join(choices)}>" if choices else None,
             callback=named(*sources) if kind is Path else None,
+            autocompletion=_completed(choices) if choices else None,
             hidden=text.hidden,
             rich_help_panel=text.group.capitalize(),
         )
         yield parameter(field.name, kind, option)
+
+
+def _completed(choices: tuple[str, ...]) -> Callable[[], list[str]]:
+    return lambda: list(choices)
 
 
 def parameter(name: str, kind: Any, option: object, default: object = None) -> Parameter:

@@ -51,6 +51,19 @@ def piped(command: Sequence[str], **files: Any) -> Iterator[tuple[subprocess.Pop
         yield program, program.stdout
 
 
+@pytest.mark.parametrize(
+    ("line", "found"), [("ps-run --topol", "--topology"), ("ps-run --topology ''", "hub ring")]
+)
+def test_bash_completes_flags_and_their_choices(line: str, found: str) -> None:
+    code = (
+        f'eval "$(_PS_RUN_COMPLETE=source_bash ps-run)"; COMP_WORDS=({line});'
+        " COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _ps_run_completion ps-run; echo ${COMPREPLY[@]}"
+    )
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ended = subprocess.run(["bash", "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert ended.stdout == f"{found}\n"
+
+
 def test_a_pipe_that_closes_ends_the_workers_without_a_word() -> None:
     endless = "while True: print('line')"
     with piped(team(endless, endless), stderr=subprocess.PIPE) as (program, output):

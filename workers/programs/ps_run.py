@@ -24,7 +24,7 @@ from hubring.workers.localrun.command_line import ELSEWHERE, other_python, parse
 from hubring.workers.localrun.job import LocalJob
 from hubring.workers.localrun.settings import DEFAULTS, SERVER, WORKER
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command(cls=CommandWithGroups, context_settings={"allow_interspersed_args": False})
