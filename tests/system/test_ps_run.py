@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -122,6 +123,29 @@ def test_rank_0_reads_the_terminal(controlling: bool) -> None:
         keyboard.write(b"rest\n\x04")
         assert output.read() == b"[0]<stdout>:'rest\\n'\n"
         assert program.wait() == 0
+
+
+@pytest.mark.parametrize("prints", [False, True])
+def test_a_terminal_shows_the_progress_of_a_script_that_prints_nothing(tmp_path: Path, prints: bool) -> None:
+    script = tmp_path / "script.py"
+    loop = "optimizer.zero_grad()"
+    shown = "hubring.report(samples=8, total_steps=steps)" + "; print('mine', step)" * prints
+    script.write_text(Path(SMALL).read_text().replace(loop, f"{loop}; {shown}"))
+    words = ("-n", "1", "--output-filename", str(tmp_path), str(script), "24", "pace", "0.3")
+    controller, terminal = pty.openpty()
+    with piped(module_command(PS_RUN, *words), stderr=terminal) as (program, output):
+        os.close(terminal)
+        output.read()
+        said = b""
+        with suppress(OSError):  # the other end is closed
+            while chunk := os.read(controller, 1 << 16):
+                said += chunk
+        assert program.wait() == 0, said
+    os.close(controller)
+    line = rb"\r\[0\] step \d+ of 24, [\d.]+ samples/s, loss [\d.]+, 0:00:\d+ left\x1b\[K"
+    assert bool(re.search(line, said)) is not prints, said
+    assert b"\r\nps-run: 1 worker finished 24 steps" in said
+    assert "samples/s" not in "".join(file.read_text() for file in tmp_path.glob("rank.0/*"))
 
 
 def test_the_second_signal_ends_workers_that_do_not_listen() -> None:

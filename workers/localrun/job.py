@@ -19,7 +19,7 @@ from hubring.ps.config.sources import server_origins
 from hubring.ps.core.errors import Preempted, UsageError
 from hubring.ps.process.child import Child, passing_on
 from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, module_command
-from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, place_variables
+from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, PROGRESS_VARIABLE, place_variables
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ScriptCommand
 from hubring.workers.localrun.server import LocalServer
@@ -173,8 +173,12 @@ class LocalJob:
                 report.page(server.banner)
             words = [*_program(command, server.address, settings), *command.words]
             places = [self._place(rank, size, command) for rank in range(size)]
+            progress = server.progress if sys.stderr.isatty() else None
+            if progress is not None:
+                places[0][PROGRESS_VARIABLE] = str(progress)
+            outputs, has_finished = self.output_filename, server.has_finished
             team = LocalTeam(
-                [words] * size, places, self.output_filename, patience, server.process, server.has_finished
+                [words] * size, places, outputs, patience, server.process, has_finished, progress
             )
 
             def fail(child: Child, verdict: FailureResponse) -> None:

@@ -23,8 +23,10 @@ from hubring.ps.observe import logs
 from hubring.workers.audit.audit import Audit
 from hubring.workers.audit.sample import local
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.launchers.known_launchers import PROGRESS_VARIABLE
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import training_record
+from hubring.workers.runtime.progress_line import ProgressLine
 from hubring.workers.runtime.slowdown import Slowdown, SlowdownSettings
 from hubring.workers.runtime.training_record import FlightRecorder, Record, what_waits
 
@@ -115,6 +117,7 @@ class Worker:
     give_state: Callable[[list[Trainer]], None] = field(default=lambda _: None)
     """Gives workers that enter a ring the state of these optimizers. All members call it."""
     recorder: FlightRecorder | None = None
+    progress_line: ProgressLine | None = None
     hardship: Slowdown | None = None
     """Makes this worker slow in an experiment."""
     audit: Audit | None = None
@@ -127,6 +130,8 @@ class Worker:
     def __post_init__(self) -> None:
         if self.session is not None:
             self.session.telemetry = self._telemetry
+        if file := os.environ.pop(PROGRESS_VARIABLE, ""):  # not for jobs that the script starts
+            self.progress_line = ProgressLine(Path(file))
 
     def adopt(self, trainer: Trainer) -> None:
         """Adds an optimizer and restarts the clock. The optimizer calls it when its model is ready.
@@ -272,6 +277,8 @@ class Worker:
     def _telemetry(self) -> Telemetry:
         """Returns what the next heartbeat carries. The heartbeat's thread calls it once per second."""
         reported, used = self.record.latest.copy(), usage()
+        if self.progress_line is not None:
+            self.progress_line.note(self.completed_steps, self.record.samples, reported, time.monotonic())
         waits = {} if self.session is None else what_waits(self.session.waiting, self.communicator)
         rates = (group.get("lr") for trainer in self.trainers[:1] for group in trainer.param_groups[:1])
         return Telemetry(
