@@ -40,7 +40,6 @@ T = TypeVar("T")
 app = typer.Typer(
     help="Run a hub: the parameter server, and the rendezvous of a ring.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -70,10 +69,13 @@ def status(
     as_json: Annotated[
         bool, typer.Option("--json", help="print one JSON object, as without a terminal")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="refresh it each second until Ctrl-C; needs a terminal")
+    ] = False,
     **access: Any,
 ) -> None:
     """Print the status of a hub: as tables on a terminal, otherwise as one JSON object."""
-    _run(lambda: _status(server, access, as_json=as_json or not sys.stdout.isatty()))
+    _run(lambda: _status(server, access, as_json=as_json or not sys.stdout.isatty(), watch=watch))
 
 
 @app.command(cls=CommandWithGroups)
@@ -260,17 +262,22 @@ async def _until_exit(work: Awaitable[T]) -> T:
             signal.signal(number, signal.SIG_IGN)
 
 
-def _status(server: str, access: dict[str, Any], *, as_json: bool) -> dict[str, Any] | int:
+def _status(server: str, access: dict[str, Any], *, as_json: bool, watch: bool) -> dict[str, Any] | int:
     from hubring.protos import control_pb2 as pb
+    from hubring.ps.core.errors import UsageError
 
-    report: dict[str, Any] = json.loads(
-        _ask(server, "reader", access, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
-    )
-    if as_json:
+    def read() -> dict[str, Any]:
+        answer = _ask(server, "reader", access, lambda stub: stub.Status(pb.StatusRequest(), timeout=10))
+        report: dict[str, Any] = json.loads(answer.json)
         return report
-    from hubring.ps.observe.status_table import show
 
-    show(report)
+    if watch and as_json:
+        raise UsageError("--watch needs a terminal and excludes --json; ps-server status prints JSON once")
+    if as_json:
+        return read()
+    from hubring.ps.observe import status_table
+
+    status_table.watch(read) if watch else status_table.show(read())
     return 0
 
 

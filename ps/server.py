@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
 from hubring.ps.checkpoint import checkpoint_folder as checkpoints
-from hubring.ps.checkpoint.checkpoint_folder import lock_directory
+from hubring.ps.checkpoint.checkpoint_folder import lock_directory, with_age
 from hubring.ps.config import values
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.control_service import Control, ReadableCalls
@@ -285,7 +285,7 @@ class Server:
     ) -> None:
         config, resumes = self._config, ""
         if restored:
-            resumes = f"step {restored[1].step} of job {restored[1].job!r} from {restored[0]}"
+            resumes = f"step {restored[1].step} of job {restored[1].job!r} from {with_age(restored[0])}"
         tokens = self._keyring.path if self._keyring is not None else None
         page = site.banner() if site is not None else []
         print(banner(config, address, tokens, page, resumes), file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -192,7 +193,18 @@ def newest(directory: Path) -> tuple[Path, Manifest] | None:
 def newest_step(directory: Path) -> int | None:
     """Returns the step of the newest checkpoint, without reading it; None if the directory has none."""
     folders = published(directory)
-    return int(folders[0].name.rpartition("-")[2]) if folders else None
+    return step_of(folders[0]) if folders else None
+
+
+def step_of(folder: Path) -> int:
+    """Returns the step of a checkpoint, without reading it."""
+    return int(folder.name.rpartition("-")[2])
+
+
+def with_age(folder: Path) -> str:
+    """Returns a checkpoint's path, and how long ago it was saved."""
+    minutes = (time.time() - folder.stat().st_mtime) / 60
+    return f"{folder}, saved {f'{minutes:.0f} min' if minutes < 120 else f'{minutes / 60:.0f} h'} ago"
 
 
 def read(folder: Path) -> Manifest:

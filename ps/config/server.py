@@ -105,7 +105,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     join: Annotated[str | None, cluster("add this host's shards to the hub at HOST:PORT")] = None
     on_loss: Annotated[
         Literal["drop", "wait"],
-        cluster("when a worker is lost: drop it, or wait 1.5 leases for it to return (ps-run's default)"),
+        cluster("when a worker is lost: drop it, or wait 1.5 leases for it to return"),
     ] = "drop"
     # Long, because a busy or suspended machine is no loss: a process that ends closes its connection.
     lease: Annotated[

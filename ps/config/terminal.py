@@ -14,7 +14,7 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from itertools import chain
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import typer
@@ -58,7 +58,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def options(
-    config: type[Struct], names: Collection[str] | None = None, *, reads_variables: bool = False
+    config: type[Struct],
+    names: Collection[str] | None = None,
+    *,
+    reads_variables: bool = False,
+    defaults: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Parameter]:
     """Yields an option for each setting of a config. Unset options are None.
 
@@ -66,9 +70,10 @@ def options(
         config: The config's class.
         names: Only these settings; None for all.
         reads_variables: Whether the options read the `PS_*` variables, for a command that loads no config.
+        defaults: The command's own defaults in words, by name.
     """
     for field, text in declared_settings(config, names):
-        words = default_in_words(field, text)
+        words = defaults.get(field.name) or default_in_words(field, text)
         kind, choices = _kind(field.type)
         name, variable = flag(field.name), f"PS_{field.name.upper()}"
         sources = (name, variable) if reads_variables else (name,)
@@ -79,10 +84,15 @@ def options(
             show_envvar=False,
             metavar=f"<{'|'.join(choices)}>" if choices else None,
             callback=named(*sources) if kind is Path else None,
+            autocompletion=_completed(choices) if choices else None,
             hidden=text.hidden,
             rich_help_panel=text.group.capitalize(),
         )
         yield parameter(field.name, kind, option)
+
+
+def _completed(choices: tuple[str, ...]) -> Callable[[], list[str]]:
+    return lambda: list(choices)
 
 
 def parameter(name: str, kind: Any, option: object, default: object = None) -> Parameter:
@@ -282,7 +292,8 @@ def summary(result: Mapping[str, Any]) -> str:
     parts = []
     if "steps" in result and not result.get("error"):
         seconds = result.get("seconds")
-        parts.append(f"{result['steps']} steps" + (f" in {seconds:.1f} s" if seconds else ""))
+        steps = result["steps"] - result.get("resumed_at", 0)
+        parts.append(f"{steps} steps" + (f" in {seconds:.1f} s" if seconds else ""))
         metrics = list(result.get("metrics", {}).items())[:MOST_METRICS]
         parts += [f"{name} {value:.6g}" for name, value in metrics if isinstance(value, int | float)]
     parts += [f"{name}: {result[name]}" for name in _PLACES if result.get(name)]

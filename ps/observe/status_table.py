@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+WATCH_SECONDS = 1.0
 MEGABYTE = 1e6
 GIGABYTE = 1e9
 
@@ -16,6 +20,15 @@ GIGABYTE = 1e9
 def show(report: Mapping[str, Any]) -> None:
     """Prints the status to standard output."""
     Console(highlight=False).print(render(report))
+
+
+def watch(read: Callable[[], Mapping[str, Any]]) -> None:
+    """Shows the status, which `read` returns, in place until Ctrl-C."""
+    first, console = render(read()), Console(highlight=False)
+    with suppress(KeyboardInterrupt), Live(first, console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_SECONDS)
+            live.update(render(read()), refresh=True)
 
 
 def render(report: Mapping[str, Any]) -> Group:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import select
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -122,6 +124,10 @@ class ChildOutput:
         mark: A prefix for each line.
         copy: A file that gets the output as it is; None for none.
         keeps_result: Whether to hold back a last line that is a JSON object. `join` returns it.
+
+    Attributes:
+        wrote_at: When the child last wrote to this output for its user, in monotonic seconds. Of the standard
+            error only progress bars count; other lines are logs and warnings.
     """
 
     def __init__(
@@ -138,6 +144,7 @@ class ChildOutput:
         """A line that is the last so far."""
         copied = copy.open("ab", buffering=0) if copy else None
         self._chunks, self._carrying = 0, False
+        self.wrote_at = -math.inf
         # A daemon thread: a process that the child left behind may hold the pipe open for ever.
         self._thread = Thread(target=self._carry, args=(source, copied), name=f"output {mark}", daemon=True)
         self._thread.start()
@@ -210,6 +217,8 @@ class ChildOutput:
             if piece.startswith(b"{") and piece.endswith(b"}\n"):
                 self._result = piece
                 return
+        if self._keeps_result or piece.startswith(b"\r"):
+            self.wrote_at = time.monotonic()
         self._screen.write(self, self._mark, piece)
 
     def _copy(self, copy: IO[bytes], chunk: bytes) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,6 +50,19 @@ def piped(command: Sequence[str], **files: Any) -> Iterator[tuple[subprocess.Pop
     with subprocess.Popen(command, **files) as program:
         assert program.stdout is not None
         yield program, program.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "found"), [("ps-run --topol", "--topology"), ("ps-run --topology ''", "hub ring")]
+)
+def test_bash_completes_flags_and_their_choices(line: str, found: str) -> None:
+    code = (
+        f'eval "$(_PS_RUN_COMPLETE=source_bash ps-run)"; COMP_WORDS=({line});'
+        " COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _ps_run_completion ps-run; echo ${COMPREPLY[@]}"
+    )
+    variables = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ended = subprocess.run(["bash", "-c", code], env=variables, capture_output=True, text=True, check=True)
+    assert ended.stdout == f"{found}\n"
 
 
 def test_a_pipe_that_closes_ends_the_workers_without_a_word() -> None:
@@ -111,6 +125,29 @@ def test_rank_0_reads_the_terminal(controlling: bool) -> None:
         assert program.wait() == 0
 
 
+@pytest.mark.parametrize("prints", [False, True])
+def test_a_terminal_shows_the_progress_of_a_script_that_prints_nothing(tmp_path: Path, prints: bool) -> None:
+    script = tmp_path / "script.py"
+    loop = "optimizer.zero_grad()"
+    shown = "hubring.report(samples=8, total_steps=steps)" + "; print('mine', step)" * prints
+    script.write_text(Path(SMALL).read_text().replace(loop, f"{loop}; {shown}"))
+    words = ("-n", "1", "--output-filename", str(tmp_path), str(script), "24", "pace", "0.3")
+    controller, terminal = pty.openpty()
+    with piped(module_command(PS_RUN, *words), stderr=terminal) as (program, output):
+        os.close(terminal)
+        output.read()
+        said = b""
+        with suppress(OSError):  # the other end is closed
+            while chunk := os.read(controller, 1 << 16):
+                said += chunk
+        assert program.wait() == 0, said
+    os.close(controller)
+    line = rb"\r\[0\] step \d+ of 24, [\d.]+ samples/s, loss [\d.]+, 0:00:\d+ left\x1b\[K"
+    assert bool(re.search(line, said)) is not prints, said
+    assert b"\r\nps-run: 1 worker finished 24 steps" in said
+    assert "samples/s" not in "".join(file.read_text() for file in tmp_path.glob("rank.0/*"))
+
+
 def test_the_second_signal_ends_workers_that_do_not_listen() -> None:
     deaf = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
@@ -167,20 +204,25 @@ def test_workers_that_step_save_and_a_folder_that_nobody_writes_is_named(
 
 
 @pytest.mark.full
-def test_ctrl_c_ends_a_start_too() -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
+def test_a_signal_ends_a_start_too(number: signal.Signals, code: int) -> None:
     command = module_command(PS_RUN, "-n", "1", SMALL, "60", "16")
     with piped(command, stderr=subprocess.STDOUT) as (program, output):
         assert b"ps-run: starting 1 server" in output.readline()
-        program.send_signal(signal.SIGINT)
+        program.send_signal(number)
         said = output.read()
-        assert program.wait() == 130, said
+        assert program.wait() == code, said
         assert b"Traceback" not in said
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "code", "ending"),
-    [(signal.SIGINT, 130, "interrupted after"), (signal.SIGTERM, 75, "stopped on request after")],
+    [
+        (signal.SIGINT, 130, "interrupted after"),
+        (signal.SIGTERM, 75, "stopped on request after"),
+        (signal.SIGUSR1, 75, "stopped on request after"),
+    ],
 )
 def test_a_signal_is_one_wish_of_all_workers(
     cluster: Cluster, number: signal.Signals, code: int, ending: str
@@ -193,6 +235,19 @@ def test_a_signal_is_one_wish_of_all_workers(
     cluster.go.touch()
     assert program.wait() == code, program.said()
     assert f"ps-run: {ending}" in program.said().splitlines()[-1]
+
+
+def test_a_resumed_job_names_its_checkpoint_and_counts_its_own_steps(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    flags = ("-n", "1", "--checkpoint-dir", str(tmp_path), SMALL)
+    assert ps_run(cluster, *flags, "5").wait() == 0
+    program = ps_run(cluster, *flags, "8")
+    assert program.wait() == 0, program.said()
+    (folder,) = tmp_path.glob("*-step-5")
+    resuming = f"ps-run: resuming at step 5 from {folder}, saved "
+    assert any(line.startswith(resuming) and line.endswith(" ago") for line in program.said().splitlines())
+    assert "1 worker finished 3 steps (to step 8) in " in program.said().splitlines()[-1]
 
 
 @pytest.mark.full

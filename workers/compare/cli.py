@@ -258,7 +258,6 @@ def _exit_code(found: Findings) -> int:
 app = typer.Typer(
     help="Compare topologies on one job: check that they agree, then measure their speed.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -100,6 +100,8 @@ def _reads(*variables: Mapping[str, str]) -> Callable[[Environment], list[Launch
     return lambda environment: [number for names in variables for number in read_numbers(environment, names)]
 
 
+PROGRESS_VARIABLE = "HUBRING_PROGRESS"
+"""Environment variable with the file for rank 0's progress line."""
 LAUNCHER_VARIABLE = "HUBRING_LAUNCHER"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from signal import SIGINT, SIGPIPE, SIGTERM
+from signal import SIGPIPE
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +18,8 @@ from hubring.ps.config.environment import environment
 from hubring.ps.config.sources import server_origins
 from hubring.ps.core.errors import Preempted, UsageError
 from hubring.ps.process.child import Child, passing_on
-from hubring.ps.process.launch import PARENT_VARIABLE, module_command
-from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, place_variables
+from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, module_command
+from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, PROGRESS_VARIABLE, place_variables
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ScriptCommand
 from hubring.workers.localrun.server import LocalServer
@@ -148,11 +148,13 @@ class LocalJob:
         if most is None:
             most = RESTARTS if settings.checkpoints is not None else 0
         supervisor = Supervisor(most, settings.checkpoints)
+        if (checkpoint := supervisor.newest()) is not None:
+            report.resuming(checkpoint)
         ending = supervisor.run(
             lambda: self._attempt(size, command, settings, replace(patience), supervisor, report)
         )
         if ending.code != 128 + SIGPIPE:  # otherwise no process reads the output any more
-            report.end(ending.code, ending.results, supervisor.restarts)
+            report.end(ending.code, ending.results, supervisor.restarts, max(0, supervisor.began))
         return ending.code
 
     def _attempt(
@@ -171,8 +173,12 @@ class LocalJob:
                 report.page(server.banner)
             words = [*_program(command, server.address, settings), *command.words]
             places = [self._place(rank, size, command) for rank in range(size)]
+            progress = server.progress if sys.stderr.isatty() else None
+            if progress is not None:
+                places[0][PROGRESS_VARIABLE] = str(progress)
+            outputs, has_finished = self.output_filename, server.has_finished
             team = LocalTeam(
-                [words] * size, places, self.output_filename, patience, server.process, server.has_finished
+                [words] * size, places, outputs, patience, server.process, has_finished, progress
             )
 
             def fail(child: Child, verdict: FailureResponse) -> None:
@@ -185,7 +191,7 @@ class LocalJob:
                     server.process.kill()
                     team.kill()
 
-            with passing_on((SIGINT, SIGTERM), team.signal):
+            with passing_on(STOP_SIGNALS, team.signal):
                 code = team.run(fail)
             # If no worker joined, the server still waits for the first.
             if code not in (0, Preempted.exit_code) or not team.results:

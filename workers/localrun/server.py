@@ -35,6 +35,7 @@ class LocalServer:
     Attributes:
         address: Address of the server.
         process: The server's process.
+        progress: The file for the progress line of rank 0. It ends with the server.
         steps: The steps that its job had completed when it ended; 0 if it printed no result.
         overdue: Whether it did not end in time, and was killed.
 
@@ -58,6 +59,7 @@ class LocalServer:
         self._folder = TemporaryDirectory(prefix="ps-run-")
         self._log = Path(self._folder.name) / "server.err"
         self._out = Path(self._folder.name) / "server.out"
+        self.progress = Path(self._folder.name) / "progress"
         self.steps, self.overdue = 0, False
         where = Path(self._folder.name) / "address"
         command = module_command(

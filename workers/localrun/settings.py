@@ -17,6 +17,8 @@ SERVER = (
     *("page_port", "checkpoint_dir", "checkpoint_every"),
 )
 WORKER = ("topology", "backend", "transport", "aggregate", "compress", "bucket_bytes", "timeout")
+DEFAULTS = {"on_loss": "wait; elastic: drop", "page_port": "a free port"}
+"""Where they differ from the server's own, in words."""
 _OF_BOTH = ("checkpoint_dir", "checkpoint_every")
 """They go to the process that holds the optimizer's state: the server, or the workers."""
 _NO_ADDRESS = "127.0.0.1:1"

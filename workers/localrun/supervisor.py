@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIGINT
 from typing import Any, NamedTuple
 
-from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, newest_step
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, published, step_of, with_age
 from hubring.ps.core.errors import HubringError, Preempted, ServerUnreachable
 from hubring.ps.process.child import passing_on
+from hubring.ps.process.launch import STOP_SIGNALS
 from hubring.ps.process.restarts import Restarts, restart_helps, wait_to_restart
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import LocalJobSettings
@@ -79,6 +80,10 @@ class JobReport:
         how = topology if topology == "ring" else f"{topology}, {mode}"
         _print(f"starting 1 server, {_count(self._size, 'worker')} ({how})")
 
+    def resuming(self, checkpoint: Path) -> None:
+        """Prints from where the job continues."""
+        _print(f"resuming at step {step_of(checkpoint)} from {with_age(checkpoint)}")
+
     def page(self, banner: str) -> None:
         """Prints the address of the status page, which the server's banner holds."""
         for line in banner.splitlines():
@@ -108,17 +113,21 @@ class JobReport:
             return server.process.exit_code()
         return code or (HubringError.exit_code if lost or (server.overdue and not results) else 0)
 
-    def end(self, code: int, results: Mapping[int, Mapping[str, Any]], restarts: int) -> None:
+    def end(
+        self, code: int, results: Mapping[int, Mapping[str, Any]], restarts: int, before: int = 0
+    ) -> None:
         """Prints the summary.
 
         Args:
             code: The job's exit code.
             results: Rank to the worker's result; workers that did not join are missing.
             restarts: How often the job was restarted.
+            before: The step at which it began, which earlier runs had completed.
         """
         seconds = time.monotonic() - self._began
-        steps = sorted({result["steps"] for result in results.values()})
+        steps = sorted({max(0, result["steps"] - before) for result in results.values()})
         done = f" {'-'.join(map(str, [*steps[:1], *steps[1:][-1:]]))} steps" if steps else ""
+        done += f" (to step {before + steps[-1]})" if steps and before else ""
         took = f"{seconds:.1f} s" + (f" with {_count(restarts, 'restart')}" if restarts else "")
         if not code:
             _print(f"{_count(self._size, 'worker')} finished{done} in {took}{_metrics(results)}")
@@ -170,12 +179,15 @@ class Supervisor:
     Args:
         most: How many restarts are allowed without a newer checkpoint.
         folder: The folder of the job's checkpoints, or None.
+
+    Attributes:
+        began: The step of the newest checkpoint at the start; -1 without one.
     """
 
     def __init__(self, most: int, folder: Path | None) -> None:
         self._restarts = Restarts(most)
         self._folder = folder
-        self._step = self.newest_step()
+        self.began = self._step = self.newest_step()
 
     @property
     def restarts(self) -> int:
@@ -213,16 +225,20 @@ class Supervisor:
             left = _count(self._restarts.left, "restart")
             _print(f"{ending.cause}; restarting the job in {pause:g} s {self._start()} ({left} left)")
             signals: list[int] = []
-            with passing_on((SIGINT, SIGTERM), signals.append):
+            with passing_on(STOP_SIGNALS, signals.append):
                 stopped = wait_to_restart(pause, signals)
             if stopped:
                 return AttemptEnd(stopped, asked=True)
 
     def newest_step(self) -> int:
         """Returns the step of the job's newest checkpoint; -1 without one."""
+        newest = self.newest()
+        return -1 if newest is None else step_of(newest)
+
+    def newest(self) -> Path | None:
+        """Returns the job's newest checkpoint."""
         folders = [] if self._folder is None else [self._folder, self._folder / OF_WORKERS]
-        steps = map(newest_step, folders)
-        return max((step for step in steps if step is not None), default=-1)
+        return max((one for folder in folders for one in published(folder)[:1]), key=step_of, default=None)
 
     def _print_why_not(self) -> None:
         """Prints why a job that lost a process does not start again."""

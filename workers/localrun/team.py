@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from signal import SIGPIPE, SIGTERM
+from signal import SIGPIPE, SIGTERM, SIGUSR1
 from subprocess import DEVNULL, PIPE
 from threading import Lock, Thread
 from typing import Any
@@ -37,6 +38,8 @@ SERVERLESS_SECONDS = 20.0
 have its reason, or are stuck in a call that lets no other thread run, so that the server lost them."""
 TERMINAL_SECONDS = 0.5
 """How often to look whether this process is in the foreground again."""
+QUIET_SECONDS = 5.0
+"""The progress line is shown while the script has printed nothing for this long."""
 CHUNK_BYTES = 4096
 HEAR_SECONDS, LOOK_SECONDS = 5.0, 0.1
 """Seconds to wait for the rest of the output of ended workers: for all together, and at least for each."""
@@ -79,6 +82,11 @@ class LocalWorker(Child):
             mark, copy = f"[{rank}]<{name}>:", folder / name if folder is not None else None
             self._outputs.append(ChildOutput(pipe, screen, mark, copy, keeps_result=name == "stdout"))
 
+    @property
+    def wrote_at(self) -> float:
+        """When its script last printed something, in monotonic seconds."""
+        return max(output.wrote_at for output in self._outputs)
+
     def hear_out(self, seconds: float) -> dict[str, Any]:
         """Returns the worker's result once all output is written, or after `seconds` for each stream.
 
@@ -99,6 +107,7 @@ class LocalTeam:
         patience: How many failures the job survives; None: none.
         server: The job's server. If it is lost, the workers stop.
         has_finished: Returns whether the worker of a rank had done its work before it was killed.
+        progress: File in which rank 0 writes its progress line, to show on this terminal; None: none.
 
     Attributes:
         results: Rank to the result that the worker printed last; workers without a result are missing.
@@ -112,8 +121,10 @@ class LocalTeam:
         patience: FailurePolicy | None = None,
         server: Child | None = None,
         has_finished: Callable[[int], bool] = lambda rank: False,
+        progress: Path | None = None,
     ) -> None:
         self._has_finished = has_finished
+        self._progress, self._progress_line = progress, ""
         self.results: dict[int, dict[str, Any]] = {}
         self._commands, self._environments, self._folder = commands, environments, folder
         self._patience = patience or FailurePolicy(least=len(commands))
@@ -127,7 +138,7 @@ class LocalTeam:
         self._lost_output: OSError | None = None
         self._losing = Lock()
         self._asked = 0
-        """How many signals the caller forwarded."""
+        """How many signals the caller forwarded, without notices."""
         self._signals: list[int] = []
         """All signals that the workers got, in order."""
         self._quit_at = self._serverless_at = math.inf
@@ -148,9 +159,9 @@ class LocalTeam:
     def signal(self, number: int) -> None:
         """Forwards a signal to all workers. After that, no worker is restarted.
 
-        After the second signal, workers have `QUIT_SECONDS` to end.
+        After the second SIGTERM or SIGINT, workers have `QUIT_SECONDS` to end.
         """
-        self._asked += 1
+        self._asked += number != SIGUSR1  # a notice: the scheduler sends SIGTERM later, as part of it
         if self._asked == 2:
             self._quit_at = time.monotonic() + QUIT_SECONDS
         self._send(number)
@@ -177,6 +188,7 @@ class LocalTeam:
                 result = worker.hear_out(max(LOOK_SECONDS, deadline - time.monotonic()))
                 if "rank" in result:
                     self.results[worker.rank] = result
+            self._screens[1].close(self._progress or self)
         if self._lost_output is None:
             return code
         if isinstance(self._lost_output, BrokenPipeError):
@@ -198,6 +210,7 @@ class LocalTeam:
                     return server.exit_code()
                 worker = first_ended(self._running, WATCH_SECONDS)
                 if worker is None:
+                    self._show_progress()
                     self._fill(finished)
                     continue
                 self._running.remove(worker)
@@ -208,7 +221,7 @@ class LocalTeam:
                 if late or not worker.code:
                     continue
                 if self._signals:  # the others end as well, each after what it still has to save
-                    failed = failed or worker.exit_code()
+                    failed = failed or self._code_of_stopped(worker)
                     continue
                 verdict = self._patience.verdict(len(self._running), finished)
                 cause = self._cause(worker) if verdict is FailureResponse.END else worker
@@ -218,6 +231,20 @@ class LocalTeam:
                 if verdict is FailureResponse.RESTART:
                     self._places[worker.rank] = time.monotonic() + self._patience.pause
         return failed
+
+    def _show_progress(self) -> None:
+        if self._progress is None or not self._progress.exists():
+            return
+        before, self._progress_line = self._progress_line, self._progress.read_text()
+        quiet_at = max(worker.wrote_at for worker in self._workers.started) + QUIET_SECONDS
+        if self._progress_line not in ("", before) and time.monotonic() > quiet_at:
+            line = f"[0] {self._progress_line}"[: shutil.get_terminal_size().columns - 1]
+            self._screens[1].write(self._progress, b"", f"\r{line}\x1b[K".encode())
+
+    def _code_of_stopped(self, worker: LocalWorker) -> int:
+        # A request that arrives while a worker still imports torch kills it, before it can exit with 75.
+        early = -(worker.code or 0) in {SIGTERM, SIGUSR1}.intersection(self._signals)
+        return Preempted.exit_code if early else worker.exit_code()
 
     def _watch_stopping(self) -> None:
         """Counts the time of workers that stop and no longer react, once the server has given them up."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.checkpoint import checkpoint_folder
-from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, FileEntry, Manifest, lock_directory
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, FileEntry, Manifest, lock_directory, with_age
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers import collectives
 from hubring.workers.collectives.moving import broadcast_into
@@ -254,7 +254,7 @@ class Checkpoints:
             return []
         folder, manifest = newest
         self._folder = folder
-        log.info("continuing from step %d: %s", manifest.step, folder)
+        log.info("continuing from step %d: %s", manifest.step, with_age(folder))
         return read_file(folder / _FILE)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 from inspect import signature
-from signal import SIGINT, SIGPIPE
-from typing import Annotated, Any
+from signal import SIGINT, SIGPIPE, SIGTERM, SIGUSR1
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -16,21 +16,22 @@ from hubring.ps.config import terminal
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.terminal import CommandWithGroups, options, takes
 from hubring.ps.config.worker import WorkerConfig
-from hubring.ps.core.errors import UsageError
+from hubring.ps.core.errors import Preempted, UsageError
+from hubring.ps.process.child import passing_on
 from hubring.ps.process.output import drop_output
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ELSEWHERE, other_python, parse_command
 from hubring.workers.localrun.job import LocalJob
-from hubring.workers.localrun.settings import SERVER, WORKER
+from hubring.workers.localrun.settings import DEFAULTS, SERVER, WORKER
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 
 @app.command(cls=CommandWithGroups, context_settings={"allow_interspersed_args": False})
 @takes(
     signature(LocalJob, eval_str=True).parameters.values(),
     options(WorkerConfig, WORKER),
-    options(ServerConfig, SERVER),
+    options(ServerConfig, SERVER, defaults=DEFAULTS),
     command_line.ignored_options(),
 )
 def run(
@@ -70,6 +71,10 @@ def main() -> None:
     terminal.run(app, "ps-run", elsewhere=elsewhere)
 
 
+def _stop(number: int) -> NoReturn:
+    raise Preempted("stopped on request while no worker ran")
+
+
 def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: bool | None) -> int:
     try:
         parsed = parse_command(command, is_module=is_module)
@@ -82,10 +87,14 @@ def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: b
         ):
             print(f"ps-run: {line}", file=sys.stderr)
         given = {name: flags.pop(name) for name in (*SERVER, *WORKER)}
-        return LocalJob(**flags).run(parsed, given)
+        with passing_on((SIGTERM, SIGUSR1), _stop):
+            return LocalJob(**flags).run(parsed, given)
     except KeyboardInterrupt:  # before the workers started; they get it later
         print("ps-run: interrupted before the workers started", file=sys.stderr)
         return 128 + SIGINT
+    except Preempted as stop:
+        print(f"ps-run: {stop.text} (exit code {stop.code})", file=sys.stderr)
+        return stop.exit_code
     except BrokenPipeError:  # the reader of our own lines is gone
         for stream in (sys.stdout, sys.stderr):
             drop_output(stream.buffer)

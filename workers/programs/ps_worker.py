@@ -24,7 +24,7 @@ from hubring.ps.config.worker import WorkerConfig
 if TYPE_CHECKING:
     from hubring.ps.observe.logs import LogOrigin
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 
 JOBS = {"digits": "hubring.workers.examples.digits", "char-lm": "hubring.workers.examples.char_lm"}
 

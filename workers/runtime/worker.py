@@ -23,8 +23,10 @@ from hubring.ps.observe import logs
 from hubring.workers.audit.audit import Audit
 from hubring.workers.audit.sample import local
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.launchers.known_launchers import PROGRESS_VARIABLE
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import training_record
+from hubring.workers.runtime.progress_line import ProgressLine
 from hubring.workers.runtime.slowdown import Slowdown, SlowdownSettings
 from hubring.workers.runtime.training_record import FlightRecorder, Record, what_waits
 
@@ -96,6 +98,8 @@ class Worker:
     job: str = ""
     """Name of the script or built-in job."""
     completed_steps: int = 0
+    resumed_at: int = 0
+    """The steps that were completed before this process's first one."""
     stop_code: int | None = None
     """Set by a signal handler: stop after this step and exit with this code."""
     leaving: bool = False
@@ -113,6 +117,7 @@ class Worker:
     give_state: Callable[[list[Trainer]], None] = field(default=lambda _: None)
     """Gives workers that enter a ring the state of these optimizers. All members call it."""
     recorder: FlightRecorder | None = None
+    progress_line: ProgressLine | None = None
     hardship: Slowdown | None = None
     """Makes this worker slow in an experiment."""
     audit: Audit | None = None
@@ -125,6 +130,8 @@ class Worker:
     def __post_init__(self) -> None:
         if self.session is not None:
             self.session.telemetry = self._telemetry
+        if file := os.environ.pop(PROGRESS_VARIABLE, ""):  # not for jobs that the script starts
+            self.progress_line = ProgressLine(Path(file))
 
     def adopt(self, trainer: Trainer) -> None:
         """Adds an optimizer and restarts the clock. The optimizer calls it when its model is ready.
@@ -173,6 +180,8 @@ class Worker:
         self.completed_steps = self.record.step = self.origin.step = step
         if self.audit is not None:
             self.audit.step_completed()
+        if not self.stepped:
+            self.resumed_at = step - 1
         now = time.monotonic()
         self.step_seconds, self.stepped = now - (self.stepped or now), now
         if self.recorder is not None:
@@ -268,6 +277,8 @@ class Worker:
     def _telemetry(self) -> Telemetry:
         """Returns what the next heartbeat carries. The heartbeat's thread calls it once per second."""
         reported, used = self.record.latest.copy(), usage()
+        if self.progress_line is not None:
+            self.progress_line.note(self.completed_steps, self.record.samples, reported, time.monotonic())
         waits = {} if self.session is None else what_waits(self.session.waiting, self.communicator)
         rates = (group.get("lr") for trainer in self.trainers[:1] for group in trainer.param_groups[:1])
         return Telemetry(
@@ -314,6 +325,7 @@ class Worker:
             "mode": self.session.mode if self.session and self.communicator.topology == "hub" else "",
             "device": ", ".join(sorted(self.device_types)),
             "steps": self.completed_steps,
+            "resumed_at": self.resumed_at,
             "seconds": round(self.record.seconds, 6),
             "metrics": {name: _in_json(value) for name, value in self.record.latest.items()},
             "exchange": {

@@ -56,6 +56,10 @@ def test_on_a_terminal_it_is_a_summary(
     assert json.loads(printed(capsys, "--json")) == RESULT
 
 
+def test_a_summary_counts_the_steps_of_this_run() -> None:
+    assert terminal.summary({"steps": 308, "resumed_at": 264, "seconds": 17.6}) == "44 steps in 17.6 s"
+
+
 def test_an_error_is_not_repeated_on_a_terminal() -> None:
     assert terminal.summary({"steps": 3, "error": "the server is gone", "exit_code": 69}) == ""
 

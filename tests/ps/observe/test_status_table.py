@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.observe.banner import banner
-from hubring.ps.observe.status_table import render
+from hubring.ps.observe.status_table import render, watch
 from tests.support.pages.status_hub import report, shard, worker
 
 
@@ -54,6 +55,24 @@ def test_progress_and_how_to_replace_a_worker_are_shown() -> None:
 
 def test_a_shard_that_does_not_answer_says_so() -> None:
     assert "does not answer" in shown(shard(0, error="it does not answer"))[-1]
+
+
+def test_a_watched_status_is_refreshed_until_ctrl_c(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = iter([None, None])
+
+    def sleep(seconds: float) -> None:
+        if next(left, seconds):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    steps = iter([40, 41, 42])
+    watch(lambda: {**report(2, step=next(steps)), "shards": []})
+    said = capsys.readouterr().out
+    assert [f"step     {step}" in said for step in (40, 41, 42)] == [True, True, True]
+    assert "\x1b[1A" in said, "in place"
 
 
 TOKENS = Path("/run/tokens")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from hubring.ps.config.environment import environment
 from hubring.ps.config.sources import load_worker
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import settle
+from hubring.workers.programs.ps_run import app
 
 
 def test_each_setting_goes_where_it_belongs() -> None:
@@ -27,6 +29,12 @@ def test_workers_that_step_save_the_checkpoints(where: dict[str, object]) -> Non
     assert settings.server == {}
     assert settings.worker == {"checkpoint_dir": Path("saved"), **where}
     assert settle({"checkpoint_dir": Path("saved")}, 2, {}).server == {"checkpoint_dir": Path("saved")}
+
+
+def test_help_shows_the_defaults_of_ps_run_itself() -> None:
+    words = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.split())
+    assert "1.5 leases for it to return [default: wait; elastic: drop]" in words
+    assert "/metrics [default: a free port]" in words
 
 
 def test_workers_read_settings_from_variables_too() -> None:
