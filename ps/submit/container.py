@@ -83,6 +83,8 @@ def worker_command(job: Submission, server: str, more: Sequence[str] = ()) -> li
         more: Flags that the engine adds.
     """
     several = ["--nodes", str(job.nodes), "--gpus", str(job.per_node)] if job.per_node > 1 else []
+    if several and not job.config.gpus and job.worker.accelerator == "auto":
+        several += ["--accelerator", "cpu"]
     return ["ps-worker", "--server", f"{server}:{PORT}", *several, *more, *job.worker_words]
 
 

@@ -21,7 +21,16 @@ SERVER = (
     *("shards", "mode", "staleness", "backup", "nonfinite", "on_loss", "lease", "slice_bytes", "device"),
     *("page_port", "checkpoint_dir", "checkpoint_every"),
 )
-WORKER = ("topology", "backend", "transport", "aggregate", "compress", "bucket_bytes", "timeout")
+WORKER = (
+    "topology",
+    "backend",
+    "accelerator",
+    "transport",
+    "aggregate",
+    "compress",
+    "bucket_bytes",
+    "timeout",
+)
 _OF_BOTH = ("checkpoint_dir", "checkpoint_every")
 """They go to the process that holds the optimizer's state: the server, or the workers."""
 _NO_ADDRESS = "127.0.0.1:1"
