@@ -53,7 +53,11 @@ def topology() -> str:
 
 
 def device() -> torch.device:
-    """Returns the device for this worker's model: its own GPU with NCCL, otherwise the CPU."""
+    """Returns the device for this worker's model: its own GPU, or the CPU.
+
+    The topology does not matter: `--accelerator` decides. By default a worker has a GPU if there is one for
+    each worker on its host.
+    """
     return context.current().device
 
 

@@ -47,6 +47,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Literal["hub", "ring"], data_path("train through a parameter server or an allreduce ring")
     ] = "hub"
     backend: Annotated[Literal["gloo", "nccl"], data_path("library that runs the ring's allreduce")] = "gloo"
+    accelerator: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        data_path(
+            "what hubring.device() returns: cuda is this worker's own GPU; auto is cuda if this host has a"
+            " GPU for each of its workers, else cpu"
+        ),
+    ] = "auto"
     aggregate: Annotated[
         bool, data_path("the hub averages gradients; each worker runs its own optimizer")
     ] = False
@@ -80,7 +87,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     nodes: Annotated[Count | None, cluster("with --gpus: number of hosts", "from the launcher, or 1")] = None
     gpus: Annotated[
         Count | None,
-        cluster("start this many workers on this host, one per GPU, or on the CPU if there is no GPU"),
+        cluster("start this many workers on this host, one per GPU, or on the CPU with --accelerator cpu"),
     ] = None
     nr: Annotated[Whole | None, cluster("with --gpus: index of this host", "from the launcher, or 0")] = None
     restarts: Annotated[
@@ -113,9 +120,6 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     audit: Annotated[
         Path | None, debugging("comparisons: file for sampled elements of every step", hidden=True)
     ] = None
-    own_gpu: Annotated[
-        bool, debugging("comparisons: hubring.device() is this worker's GPU in every topology", hidden=True)
-    ] = False
     log_format: Annotated[LogFormat, debugging("format of a log line")] = "text"
 
     def __post_init__(self) -> None:
@@ -127,7 +131,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             self._check_ring()
         elif self.backend == "nccl":
             raise only_with("--backend nccl", "--topology ring", "--topology hub")
-        elif self.min_workers is not None:
+        if self.backend == "nccl" and self.accelerator == "cpu":
+            raise only_with("--backend nccl", "--accelerator cuda", "--accelerator cpu")
+        if self.topology == "hub" and self.min_workers is not None:
             raise ConfigError(
                 f"--min-workers {self.min_workers} is for --topology ring; a hub continues without a lost"
                 " worker anyway, unless the server has --on-loss wait or --colocate"

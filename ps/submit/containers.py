@@ -239,6 +239,8 @@ def _worker_command(job: Submission, server: str, more: Sequence[str] = ()) -> l
         more: Flags that the engine adds.
     """
     several = ["--nodes", str(job.nodes), "--gpus", str(job.per_node)] if job.per_node > 1 else []
+    if several and not job.config.gpus and job.worker.accelerator == "auto":
+        several += ["--accelerator", "cpu"]
     words = ["ps-worker", "--server", f"{server}:{PORT}", *several, *more, *job.worker_words]
     return _unexpanded(words)
 

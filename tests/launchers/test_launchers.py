@@ -17,6 +17,7 @@ pytestmark = pytest.mark.slow
 MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"]
 mpirun = needs(shutil.which("mpirun"), "mpirun", "apt-get install openmpi-bin")
 mpiexec = needs(shutil.which("mpiexec.hydra"), "mpiexec.hydra", "apt-get install mpich")
+TWO = ["--gpus", "2", "--accelerator", "cpu"]
 TOPOLOGIES = pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
 LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=mpirun), pytest.param("mpiexec", marks=mpiexec)]
 
@@ -44,7 +45,7 @@ def test_a_launcher_gives_the_ranks(cluster: Cluster, kind: str, topology: str) 
 
 def test_nodes_by_gpus_gives_the_ranks(cluster: Cluster) -> None:
     server, address = cluster.server("--once")
-    common = ["--server", address, "--nodes", "2", "--gpus", "2"]
+    common = ["--server", address, "--nodes", "2", "--gpus", "2", "--accelerator", "cpu"]
     nodes = [
         cluster.run(f"node{nr}", "hubring.workers.programs.ps_worker", *common, "--nr", str(nr), SMALL, "10")
         for nr in range(2)
@@ -52,7 +53,6 @@ def test_nodes_by_gpus_gives_the_ranks(cluster: Cluster) -> None:
     told = [one for node in nodes for one in node.done()["workers"]]
     assert [(one["rank"], one["size"], one["steps"]) for one in told] == [(rank, 4, 10) for rank in range(4)]
     assert server.done()["finished"] == [0, 1, 2, 3]
-    assert "worker(s) on the CPU" in nodes[0].said() or Path("/dev/nvidia0").exists()
 
 
 @TOPOLOGIES
@@ -63,7 +63,7 @@ def test_a_notice_to_the_launcher_stops_all_after_one_step_with_75(
     server, address = cluster.server("--once", "--checkpoint-dir", str(tmp_path / "saved"))
     launcher = [*MPIRUN, *as_root()] if kind == "mpirun" else []
     go = tmp_path / "go"
-    flags = ["--server", address, "--topology", topology, *(["--gpus", "2"] if kind == "gpus" else [])]
+    flags = ["--server", address, "--topology", topology, *(TWO if kind == "gpus" else [])]
     keeps = ["--checkpoint-dir", str(tmp_path / "saved")] if topology == "ring" else []
     program = start(cluster, launcher, *flags, *keeps, SMALL, "60", "16", "hold", str(go), "20")
     program.until(lambda: _said(program).count("holding at 20") == 2, "both at step 20")
@@ -82,7 +82,7 @@ def test_workers_do_not_outlive_the_command_that_started_them(
 ) -> None:
     server, address = cluster.server("--once")
     go = tmp_path / "go"
-    flags = ["--server", address, "--gpus", "2", "--topology", topology]
+    flags = ["--server", address, *TWO, "--topology", topology]
     program = start(cluster, [], *flags, SMALL, "60", "16", "hold", str(go), "20")
     program.until(lambda: _said(program).count("holding at 20") == 2, "both at step 20")
     program.process.kill()

@@ -101,6 +101,7 @@ def test_nodes_times_gpus_train_in_mixed_precision_and_go_on_in_the_same_bits(
 ) -> None:
     _, address = cluster.server("--workers", "2")
     monkeypatch.setenv("PS_SERVER", address)
+    monkeypatch.setenv("PS_ACCELERATOR", "cpu")
     monkeypatch.setenv("PS_TOPOLOGY", topology)
     write_mnist(tmp_path, 256)
 
@@ -124,6 +125,7 @@ def test_two_nodes_of_one_process_are_one_job(
 ) -> None:
     server, address = cluster.server("--workers", "2", "--once")
     monkeypatch.setenv("PS_SERVER", address)
+    monkeypatch.setenv("PS_ACCELERATOR", "cpu")
     flags = ["--nodes", "2", "--gpus", "1", "--epochs", "1", "--batch-size", "128"]
     nodes = [
         cluster.run(f"node{nr}", "hubring.workers.examples.ddp_amp", *flags, "--nr", str(nr))

@@ -62,10 +62,10 @@ def test_a_checkpoint_of_a_gpu_is_one_of_the_cpu(cluster: Cluster, tmp_path: Pat
 DIGITS = ("--job", "digits", "--", "--epochs", "1")
 
 
-def test_a_comparisons_workers_train_on_their_gpu_on_a_hub_and_alone(cluster: Cluster) -> None:
+def test_workers_train_on_their_gpu_on_a_hub_and_alone(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--once")
-    workers = [cluster.worker(address, "--own-gpu", *DIGITS) for _ in range(2)]
-    workers.append(cluster.run("alone", "hubring.workers.programs.ps_worker", "--own-gpu", *DIGITS))
+    workers = [cluster.worker(address, "--accelerator", "cuda", *DIGITS) for _ in range(2)]
+    workers.append(cluster.run("alone", "hubring.workers.programs.ps_worker", *DIGITS))
     results = [worker.done() for worker in workers]
     server.done()
     assert [result["device"] for result in results] == ["cuda"] * 3

@@ -88,7 +88,7 @@ def test_ps_server_and_ps_worker_train_it_too(trapped: Path) -> None:
 
 @pytest.mark.full
 def test_several_workers_of_one_ps_worker_train_it_too(trapped: Path) -> None:
-    ended = run(trapped, [PROGRAMS / "ps-worker", "--gpus", "1", "train.py"])
+    ended = run(trapped, [PROGRAMS / "ps-worker", "--gpus", "1", "--accelerator", "cpu", "train.py"])
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1])["exit_code"] == 0
 

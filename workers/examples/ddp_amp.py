@@ -4,8 +4,7 @@
 
 ADDR is the address of `ps-server start --workers 2`; PS_TOPOLOGY=ring uses the ring. Run the same command on
 every node with its own --nr: it runs `ps-worker --nodes --gpus --nr`. Under a launcher, omit --nodes, --gpus
-and --nr. The processes compute on the CPU, on one GPU each with PS_TOPOLOGY=ring PS_BACKEND=nccl, or on one
-GPU each with a hub and --device cuda.
+and --nr. Each process computes on a GPU of its own; without GPUs, set PS_ACCELERATOR=cpu.
 
 Activations are bf16, or fp16 with a scaled loss; parameters stay float32. The checkpoint holds model,
 optimizer and scaler, so that a resumed run ends with the same bits. It needs the optimizer's state in the
@@ -47,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
 def train(options: argparse.Namespace) -> None:
     """Trains as one process; reports `loss` by epoch."""
     hubring.init(aggregate=True)
-    device = torch.device("cuda", hubring.local_rank()) if options.device == "cuda" else hubring.device()
+    device = hubring.device()
     dtype = DTYPES[options.precision]
     dataset, _ = load_images(options.data_dir)
     model = network(options.seed).to(device)
@@ -103,11 +102,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     add("--precision", choices=DTYPES, default="bf16", help="type of the activations [default: bf16]")
     add("--batch-size", type=int, default=32, help="images per step in each process [default: 32]")
     add("--lr", type=float, default=1e-3, help="learning rate [default: 0.001]")
-    add(
-        "--device",
-        choices=["cuda"],
-        help="compute on this worker's GPU with a hub too [default: hubring.device()]",
-    )
     add("--data-dir", type=Path, help="folder with MNIST's four idx files [default: scikit-learn's digits]")
     add("--checkpoint", type=Path, help="file to write, and to resume from [default: none]")
     add("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")

@@ -16,7 +16,16 @@ SERVER = (
     *("shards", "mode", "staleness", "backup", "nonfinite", "on_loss", "lease", "slice_bytes", "device"),
     *("page_port", "checkpoint_dir", "checkpoint_every"),
 )
-WORKER = ("topology", "backend", "transport", "aggregate", "compress", "bucket_bytes", "timeout")
+WORKER = (
+    "topology",
+    "backend",
+    "accelerator",
+    "transport",
+    "aggregate",
+    "compress",
+    "bucket_bytes",
+    "timeout",
+)
 DEFAULTS = {"on_loss": "wait; elastic: drop", "page_port": "a free port"}
 """Where they differ from the server's own, in words."""
 _OF_BOTH = ("checkpoint_dir", "checkpoint_every")

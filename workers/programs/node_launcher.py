@@ -78,8 +78,10 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
         code of the failed worker with the lowest rank.
     """
     variables = places(config, detect(environment()))
-    if not os.path.exists("/dev/nvidia0") and config.backend != "nccl":
-        log.info("no GPU on this host; --gpus %d starts %d worker(s) on the CPU", config.gpus, config.gpus)
+    if config.accelerator != "cpu":
+        from hubring.workers.runtime.topology import check_gpus
+
+        check_gpus(len(variables))
     command = module_command("hubring.workers.programs.ps_worker", *_again(flags, config_file), *words)
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}

@@ -162,7 +162,7 @@ def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict
     here = detect(variables, config.rank, config.world_size, config.local_rank, socket.gethostname())
     sources = {reading.field: reading.source for reading in reversed(here.readings)}
     sources.update({field: origins[name] for field, name in _SETTINGS.items() if name in origins})
-    choice = choose_device(config.backend, here, variables)
+    choice = choose_device(config.backend, config.accelerator, here, variables)
     # None: only the server knows it.
     values: dict[str, tuple[int | str | None, str]] = {
         "rank": (here.rank, sources.get("rank", "not set: the server assigns it")),

@@ -1,7 +1,7 @@
 """Makes the communicator for a worker's settings, and chooses the device that it trains on.
 
-Only this file knows all topologies. Other code uses the `Communicator` interface. The device is one GPU
-per local rank with NCCL, otherwise the CPU.
+Only this file knows all topologies. Other code uses the `Communicator` interface. The device does not depend
+on the topology: it is one GPU per local rank, or the CPU.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from hubring.workers.communicators.ring.healing_ring import HealingRing
 from hubring.workers.launchers.placement import Placement
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_HOST = torch.device("cpu")
+"""Where Gloo exchanges; gradients of a model on a GPU are copied there."""
 
 
 class DeviceChoice(NamedTuple):
@@ -40,40 +42,59 @@ class DeviceChoice(NamedTuple):
     why: str
 
 
-def choose_device(backend: str, placement: Placement, environment: Mapping[str, str]) -> DeviceChoice:
+def choose_device(
+    backend: str, accelerator: str, placement: Placement, environment: Mapping[str, str]
+) -> DeviceChoice:
     """Chooses this worker's device among the visible GPUs.
 
     CUDA_VISIBLE_DEVICES limits and renumbers the GPUs: its first entry is cuda:0. If it shows a single GPU,
     a launcher (srun --gpus-per-task=1) has already assigned one GPU to each worker.
 
+    Args:
+        backend: The ring's backend: nccl needs a GPU.
+        accelerator: The setting: `auto`, `cpu` or `cuda`.
+        placement: This worker's place on its host.
+        environment: The environment variables.
+
     Raises:
-        ConfigError: The backend needs a GPU, but there is none, or none for this local rank.
+        ConfigError: A GPU is needed, but there is none, or none for this local rank.
     """
-    if backend != "nccl":
-        return DeviceChoice(
-            "cpu", f"--backend {backend} exchanges in host memory; a script can compute on a GPU"
-        )
-    if not torch.cuda.is_available():
+    asked = "--backend nccl" if backend == "nccl" else "--accelerator cuda" if accelerator == "cuda" else ""
+    count, local_rank = visible_gpus(), placement.local_rank
+    workers = max(local_rank + 1, placement.local_size)
+    seen = f" ({_VISIBLE}={environment[_VISIBLE]})" if _VISIBLE in environment else ""
+    if accelerator == "cpu":
+        return DeviceChoice("cpu", "--accelerator cpu")
+    if asked and not count:
+        other = "--backend gloo" if backend == "nccl" else "--accelerator cpu"
         raise ConfigError(
-            "--backend nccl needs a CUDA device, but torch finds none on this host; use --backend gloo"
+            f"{asked} needs a CUDA device, but torch finds none on this host{seen}; use {other}"
         )
-    count, local_rank = torch.cuda.device_count(), placement.local_rank
-    if count == 1 and local_rank and _VISIBLE in environment:
-        return DeviceChoice(
-            "cuda:0", f"{_VISIBLE}={environment[_VISIBLE]}, the only GPU visible to this worker"
-        )
+    if count == 1 and workers > 1 and seen:
+        return DeviceChoice("cuda:0", f"the only GPU visible to this worker{seen}")
+    if not asked and count < workers:
+        return DeviceChoice("cpu", f"torch finds {count} GPU(s){seen} for {workers} worker(s) on this host")
     if local_rank >= count:
         raise ConfigError(
-            f"local rank {local_rank} has no GPU: torch finds {count} GPU(s) on this host"
-            f"{_seen(environment)}; start at most {count} worker(s) on this host"
+            f"local rank {local_rank} has no GPU: torch finds {count} GPU(s) on this host{seen}; start at"
+            f" most {count} worker(s) on this host"
         )
-    return DeviceChoice(
-        f"cuda:{local_rank}", f"local rank {local_rank} of {count} GPU(s){_seen(environment)}"
-    )
+    return DeviceChoice(f"cuda:{local_rank}", f"local rank {local_rank} of {count} GPU(s){seen}")
 
 
-def _seen(environment: Mapping[str, str]) -> str:
-    return f" ({_VISIBLE}={environment[_VISIBLE]})" if _VISIBLE in environment else ""
+def visible_gpus() -> int:
+    """Returns the number of CUDA devices that torch finds."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def check_gpus(wanted: int) -> None:
+    """Raises ConfigError if this host has fewer GPUs than `ps-worker --gpus` asks for."""
+    if (count := visible_gpus()) < wanted:
+        fewer = f"start at most --gpus {count}, or " if count else ""
+        raise ConfigError(
+            f"--gpus {wanted}: torch finds {count} GPU(s) on this host, and each worker needs one of its own;"
+            f" {fewer}add --accelerator cpu to train on the CPU"
+        )
 
 
 log = logging.getLogger(__name__)
@@ -154,7 +175,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
         RingStore(session.board, "ring", config.timeout),
         host=host,
         backend=config.backend,
-        device=device,
+        device=device if config.backend == "nccl" else _HOST,
         timeout=config.timeout,
         compress=config.compress or "",
     )
@@ -169,7 +190,7 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
         session.board,
         backend=config.backend,
         compress=config.compress or "",
-        device=device,
+        device=device if config.backend == "nccl" else _HOST,
         timeout=config.timeout,
     )
     communicator = HealingRing(meeting, late=session.late, size=session.ring_size, timeout=config.timeout)
@@ -184,8 +205,10 @@ def own_device(config: WorkerConfig, placement: Placement) -> torch.device:
     """Returns the device on which this worker trains; makes it current if it is a GPU."""
     if config.backend == "nccl" and config.min_workers is not None:
         let_nccl_heal()
-    backend = "nccl" if config.own_gpu else config.backend
-    device = torch.device(choose_device(backend, placement, environment()).device)
+    choice = choose_device(config.backend, config.accelerator, placement, environment())
+    device = torch.device(choice.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    elif config.accelerator == "auto" and visible_gpus():
+        log.info("hubring.device() is the CPU: %s", choice.why)
     return device

@@ -70,7 +70,7 @@ def test_switch_in_the_environment_is_true_or_false(text: str, meant: bool) -> N
         ({"PS_LEASE": "inf"}, ["PS_LEASE='inf'", "at most 1e7"]),
         ({"PS_ONCE": "maybe"}, ["PS_ONCE='maybe'", "true or false"]),
         ({"PS_SERVER": ""}, ["PS_SERVER in the environment is empty", "unset it"]),
-        ({"PS_QQQQ": "1"}, ["PS_QQQQ in the environment", "valid names: PS_ADDRESS_FILE, PS_AGGREGATE"]),
+        ({"PS_QQQQ": "1"}, ["PS_QQQQ in the environment", "valid names: PS_ACCELERATOR, PS_ADDRESS_FILE"]),
     ],
 )
 def test_bad_variable_is_named_with_what_was_allowed(variables: dict[str, str], words: list[str]) -> None:

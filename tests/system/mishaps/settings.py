@@ -125,6 +125,12 @@ SETTINGS = [
         lambda stage: stage.worker(*NCCL, SMALL, "5", variables=NO_GPU),
     ),
     Mishap(
+        "--gpus with fewer GPUs",
+        "the worker",
+        Says("--gpus 2", r"torch finds 0 GPU\(s\) on this host", "add --accelerator cpu to train on the CPU"),
+        lambda stage: stage.worker("--gpus", "2", *SERVER, SMALL, "5", variables=NO_GPU),
+    ),
+    Mishap(
         "--record in a missing folder",
         "the worker",
         Says(r"--record .*record\.jsonl", "does not exist", "create it first"),

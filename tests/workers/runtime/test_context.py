@@ -23,7 +23,6 @@ from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import context, topology
 from hubring.workers.runtime.training_record import MOST_SAMPLES, FlightRecorder, Record
 from hubring.workers.runtime.worker import Worker
-from tests.support.fakes.gpu import has_gpus
 
 
 def worker(session: Any = None, record: Record | None = None, config: WorkerConfig | None = None) -> Worker:
@@ -51,19 +50,6 @@ def test_a_ring_listens_where_the_server_sees_this_host(
     )
     with pytest.raises(RingBroken, match=f"^{place}$"):
         topology._ring(WorkerConfig(), session, torch.device("cpu"))
-
-
-@pytest.mark.parametrize(("own_gpu", "device"), [(False, "cpu"), (True, "cuda:1")])
-def test_a_worker_has_its_gpu_in_every_topology_if_a_comparison_asks_for_it(
-    monkeypatch: pytest.MonkeyPatch, own_gpu: bool, device: str
-) -> None:
-    chosen: list[torch.device] = []
-    has_gpus(monkeypatch, 2)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    config, place = WorkerConfig(own_gpu=own_gpu), Placement(local_rank=1)
-    worker = context._alone(config, logs.LogOrigin(), place)
-    assert [worker.device, topology.own_device(config, place)] == [torch.device(device)] * 2
-    assert len(chosen) == 2 * own_gpu
 
 
 @pytest.mark.parametrize(("where", "known"), [("cpu", True), ("cuda", False)])

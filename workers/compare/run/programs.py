@@ -189,8 +189,9 @@ class Programs(Struct, frozen=True):
         elif server is not None:
             flags["backend"] = self.experiment.backend
         plain = [] if server is None else self._plain("server")
-        gpu = ["--own-gpu"] if self.experiment.backend == "nccl" else []  # rows must not differ in devices
-        words = [*flag_words(flags), *gpu, *plain, *self.run.row.worker, *self._job()]
+        # Rows must not differ in devices.
+        flags["accelerator"] = "cuda" if self.experiment.backend == "nccl" else "cpu"
+        words = [*flag_words(flags), *plain, *self.run.row.worker, *self._job()]
         return self.hosts.command(
             f"worker {rank}", module_command("hubring.workers.programs.ps_worker", *words)
         )

@@ -38,7 +38,7 @@ def test_workers_of_all_rows_have_gpus_or_those_of_none(row: str, backend: str) 
     plan = experiment(rows=(row,), backend=backend)
     programs = Programs(plan, PlannedRun(plan.settings[0], plan.ways[0], seed=0), Path("run"), LocalHosts())
     words = programs.worker(0, None if row == "local" else "hub:5555")
-    assert ("--own-gpu" in words) == (backend == "nccl")
+    assert words[words.index("--accelerator") + 1] == ("cuda" if backend == "nccl" else "cpu")
 
 
 @pytest.mark.parametrize(

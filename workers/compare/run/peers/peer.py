@@ -162,7 +162,9 @@ class StandIn:
     def _meet(self, config: WorkerConfig, place: logs.LogOrigin, found: Placement) -> Worker:
         rank, size = self._seat.rank, self._seat.size
         placement = replace(found, rank=rank, size=size, local_rank=config.local_rank or 0)
-        device = torch.device(choose_device(self._seat.backend, placement, environment()).device)
+        backend = self._seat.backend
+        accelerator = "cuda" if backend == "nccl" else "cpu"
+        device = torch.device(choose_device(backend, accelerator, placement, environment()).device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
         place.role, record = f"w{rank}", Record(config.record)
