@@ -125,7 +125,11 @@ env_app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich
 
 
 @env_app.command(cls=CommandWithGroups)
-@takes(options(WorkerConfig, ["server", "topology", "backend", "rank", "world_size", "local_rank"]))
+@takes(
+    options(
+        WorkerConfig, ["server", "topology", "backend", "accelerator", "rank", "world_size", "local_rank"]
+    )
+)
 def env(
     explain: Annotated[bool, typer.Option("--explain", help="print where each value comes from")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of lines")] = False,

@@ -69,6 +69,9 @@ def test_containers_know_their_limits_and_are_probed_with_patience(kind: str) ->
     assert worker["resources"]["limits"] == {"cpu": "6", "memory": "10Gi", "nvidia.com/gpu": "2"}
     assert {"name": "OMP_NUM_THREADS", "value": "3"} in worker["env"]
     assert worker["command"][3:7] == ["--nodes", "2", "--gpus", "2"]
+    assert "--accelerator" not in worker["command"]
+    command = inside(jobs("train.py", nodes=2, workers=4)["worker"])["command"]
+    assert command[3:9] == ["--nodes", "2", "--gpus", "2", "--accelerator", "cpu"]
 
 
 def test_a_pod_of_several_workers_that_is_taken_away_stops_no_other() -> None:
