@@ -50,7 +50,7 @@ from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMe
 from hubring.ps.store.rounds import LiveWorkers, PushRounds, Replica
 from hubring.ps.store.script_changes import Disagreement
 
-MOST_TRIALS = 64
+TRIAL_ROUNDS = 4
 """A key with more versions is of no trial of slices: the job takes steps, which no new worker can repeat."""
 INITIAL_RANK = 0
 """The rank that sends a job's initial values."""
@@ -371,7 +371,7 @@ class KVStore:
                 return self.fail(refusal.text, refusal.code)
             if self._capture is not None:
                 self._capture.catch(entry)
-            if entry.version > MOST_TRIALS:
+            if entry.version > TRIAL_ROUNDS:
                 self._rounds.drop_results()
         return self._pushes.answer(entry) if entry.readers else []
 

@@ -8,6 +8,7 @@ import ipaddress
 import os
 import socket
 import ssl
+import stat
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -180,12 +181,11 @@ def duplicate(number: int) -> socket.socket:
     Raises:
         OSError: The connection has ended, or no descriptor is free.
     """
-    own = os.dup(number)
-    try:
-        return socket.socket(fileno=own)
-    except OSError:
-        os.close(own)
-        raise
+    if not stat.S_ISSOCK(
+        os.fstat(number).st_mode
+    ):  # the end of a file's copy unlocks the file (fcntl_locking(2))
+        raise OSError(errno.ENOTSOCK, "not a socket")
+    return socket.socket(fileno=os.dup(number))
 
 
 _LIBC = ctypes.CDLL(None)
