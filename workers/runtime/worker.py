@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from hubring.ps.client.session import Session
+from hubring.ps.config.environment import take
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import Preempted
@@ -130,7 +131,7 @@ class Worker:
     def __post_init__(self) -> None:
         if self.session is not None:
             self.session.telemetry = self._telemetry
-        if file := os.environ.pop(PROGRESS_VARIABLE, ""):  # not for jobs that the script starts
+        if file := take(PROGRESS_VARIABLE):  # not for jobs that the script starts
             self.progress_line = ProgressLine(Path(file))
 
     def adopt(self, trainer: Trainer) -> None:
