@@ -168,7 +168,8 @@ class Server:
         keyring = self._keyring
         rejections = coordinator.counters.rejections
         self._newcomers = GrpcNewcomers(rejections, self._config.members)
-        interceptors: list[grpc.aio.ServerInterceptor] = [ReadableCalls(rejections, self._newcomers)]
+        watch = self._newcomers if keyring is not None else None  # it forgets only what it watches
+        interceptors: list[grpc.aio.ServerInterceptor] = [ReadableCalls(rejections, watch)]
         if keyring is not None:
             interceptors.insert(0, AsyncGuard(keyring.guard, rejections))
         if self._succession is not None:

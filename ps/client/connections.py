@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from weakref import WeakSet
 
-from hubring.ps.client.requests import MAX_PROBED, Batch, Inflight, Losses, Requests
+from hubring.ps.client.requests import MAX_PROBED, SILENT_SECONDS, Batch, Inflight, Losses, Requests
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import RESTART_ALL, ConnectionLost, HubringError, ServerUnreachable, ShardAwaited
 from hubring.ps.core.messages import NO_REQUEST, Code, Missing, Probe, Refusal
@@ -335,7 +335,7 @@ class ShardConnections:
             self.connected.complete_part()
             self._send_waiting()
             while not self._closing:
-                sleep = None if self._attending.locked() else self._requests.sleep_seconds(None)
+                sleep = SILENT_SECONDS if self._attending.locked() else self._requests.sleep_seconds(None)
                 ready = dict(self._background_poller.poll(sleep))
                 if self._is_left and not ready:  # no thread has waited for seconds
                     self._poll_in_background(True)

@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -52,11 +53,9 @@ def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecur
         ServerUnreachable: No server answers.
         ConfigError: The server is another one, or the worker has no token for it.
     """
-    began, times = time.monotonic(), (CONNECT_SECONDS, own)
+    began, find = time.monotonic(), partial(find_access, insecure=insecure, busy_seconds=BUSY_SECONDS)
     try:
-        return find_access(
-            address, Role.WORKER, token_file, *times, insecure=insecure, busy_seconds=BUSY_SECONDS
-        )
+        return find(address, Role.WORKER, token_file, CONNECT_SECONDS, own)
     except ServerUnreachable as error:
         raise _silent(address, began) from error
 

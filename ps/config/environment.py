@@ -18,6 +18,11 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def take(name: str) -> str:
+    """Removes a variable, so that no child process gets it; returns its value, or an empty string."""
+    return os.environ.pop(name, "")
+
+
 def become(variables: Mapping[str, str]) -> None:
     """Replaces this process's environment, for a fork that acts as a new process."""
     os.environ.clear()

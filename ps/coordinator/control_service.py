@@ -346,10 +346,10 @@ class ReadableCalls(grpc.aio.ServerInterceptor):
 
     Args:
         rejections: Counts the calls.
-        newcomers: Learns whose calls were let in.
+        newcomers: Learns whose calls were let in; None if it does not watch the server.
     """
 
-    def __init__(self, rejections: Rejections, newcomers: GrpcNewcomers) -> None:
+    def __init__(self, rejections: Rejections, newcomers: GrpcNewcomers | None = None) -> None:
         self._rejections, self._newcomers = rejections, newcomers
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -379,7 +379,8 @@ class ReadableCalls(grpc.aio.ServerInterceptor):
         return replies
 
     async def _check(self, request: Any, context: Any, name: str) -> None:
-        self._newcomers.admit(context.peer())
+        if self._newcomers is not None:
+            self._newcomers.admit(context.peer())
         if isinstance(request, DecodeError):
             self._rejections.add("message", log, f"refused a call of {name}: its message cannot be read")
             await context.abort(grpc.StatusCode.DATA_LOSS, UNREADABLE)

@@ -126,11 +126,8 @@ class Rendezvous(BoardState):
         if keys > RANK_KEYS:
             raise UsageError(f"rank {rank} published {RANK_KEYS} keys, the maximum; publish under fewer keys")
         own = self.sizes[rank] - replaced * (writer == rank)
-        bounds = (
-            (f"rank {rank}", own, RANK_BYTES),
-            ("the workers", self.sizes.total() - replaced, TOTAL_BYTES),
-        )
-        for who, others, most in bounds:
+        both = (f"rank {rank}", own, RANK_BYTES), ("the workers", self.sizes.total() - replaced, TOTAL_BYTES)
+        for who, others, most in both:
             if (nbytes := others + _entry_bytes(key, value)) > most:
                 text = f"{who} would publish {nbytes} bytes, but the maximum is {most}"
                 raise UsageError(f"{text}; publish shorter or fewer values")

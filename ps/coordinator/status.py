@@ -46,9 +46,8 @@ def worker_rows(job: Job, now: float) -> list[dict[str, Any]]:
 def with_heartbeat_ages(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
     """Adds the seconds since each shard's last heartbeat, and drops the shards that left since."""
     since = {each.index: round(max(0.0, now - each.heard), 3) for each in fleet.shards}
-    return [
-        {**row, "seconds_since_heartbeat": since[row["shard"]]} for row in shards if row["shard"] in since
-    ]
+    rows = [row for row in shards if row["shard"] in since]
+    return [{**row, "seconds_since_heartbeat": since[row["shard"]]} for row in rows]
 
 
 def ended_ranks(outcome: JobOutcome) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from hubring.ps.config.declaration import NO_FILES, TlsFiles
 from hubring.ps.core.errors import ConfigError
@@ -69,7 +70,7 @@ def make_certificate() -> Identity:
 
 @cache
 def secret_authority(secret: str) -> bytes:
-    """Returns the certificate of the authority whose private key a secret is, as PEM. It tells no secret."""
+    """Returns the certificate of the authority whose private key a secret is, as PEM. It holds no secret."""
     return _sign(_key_of(secret), _name_of(secret), _name_of(secret), authority=True).certificate
 
 
@@ -227,7 +228,11 @@ def load_certificate(files: TlsFiles, *, serves: bool) -> OwnCertificate:
 
 def show_identity(context: ssl.SSLContext, identity: Identity) -> None:
     """Makes connections with `context` show a certificate."""
-    with open(os.memfd_create("certificate"), "r+b", buffering=0) as file:  # ssl reads only files
+    try:
+        made: IO[bytes] = open(os.memfd_create("certificate"), "r+b", buffering=0)  # noqa: SIM115
+    except OSError:  # as in a container that forbids it
+        made = TemporaryFile(buffering=0)  # noqa: SIM115
+    with made as file:  # ssl reads only files
         file.write(identity.certificate + identity.key)
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 

@@ -185,9 +185,8 @@ class RoundBook:
         if self._joined and live.keys() <= self._joined.keys():
             last = CollectiveResult((torch.tensor([list(self._joined)[-1]], device="cpu"),))
             joined, self._joined = self._joined, {}
-            deliveries += [
-                each for queue in joined.values() for one in queue for each in self._settle(one, last)
-            ]
+            waiting = [one for queue in joined.values() for one in queue]
+            deliveries += [answer for one in waiting for answer in self._settle(one, last)]
         return deliveries
 
     def _close(self, key: Key, live: Live) -> list[Delivery]:

@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -30,7 +29,7 @@ from hubring.ps.transport.zmq import newcomers
 from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.socket import PART_BYTES
 from hubring.ps.transport.zmq.transport import ATTEMPTS, ZmqTransport
-from tests.support.processes.stopwatch import Stopwatch
+from tests.support.processes.stopwatch import until
 from tests.support.transports.messages import PATIENCE, is_echoed
 from tests.support.transports.relay import Recorder, Relay
 from tests.support.transports.serving import Serving, await_counts
@@ -193,10 +192,7 @@ def test_the_watch_of_newcomers_forgets_what_has_ended() -> None:
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(20):
             connected(server.address).close()
-        watch = Stopwatch()
-        while len(os.listdir("/proc/self/fd")) > before:
-            assert watch.seconds < PATIENCE
-            time.sleep(0.01)
+        until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_a_curve_hello_that_was_sent_before_does_not_end_the_watch() -> None:
@@ -250,10 +246,7 @@ def test_idle_newcomers_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch)
     with Guarded() as server:
         for count in range(1, 21):
             server.strangers(1)
-            watch = Stopwatch()
-            while len(looks) < count:
-                assert watch.seconds < PATIENCE
-                time.sleep(0.001)
+            until(lambda: len(looks) >= count)  # noqa: B023 - is called at once
     assert max(looks.values()) < 5
 
 

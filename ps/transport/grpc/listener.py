@@ -225,7 +225,8 @@ class GrpcListener:
         self._stream_threads = ThreadPoolExecutor(MAX_STREAMS, thread_name_prefix="grpc stream")
         self._control_threads = ThreadPoolExecutor(CONTROL_THREADS, thread_name_prefix="grpc control")
         guards: list[grpc.ServerInterceptor] = [] if lock is None else [ThreadGuard(lock.guard, rejections)]
-        guards.append(AdmittedCalls(self._newcomers))
+        if lock is not None and lock.identity is not None:  # otherwise nothing forgets the connections
+            guards.append(AdmittedCalls(self._newcomers))
         self._server = grpc.server(
             self._control_threads,
             interceptors=guards,

@@ -1,7 +1,7 @@
 """The connections to a gRPC server with TLS on which no call was let in yet: few, if strangers open many.
 
 gRPC bounds its connections, and how long a handshake takes, but strangers who connect again and again would
-keep members out. It tells nobody of a new connection. So a thread counts this process's descriptors, and
+keep members out. It does not report new connections. So a thread counts this process's descriptors, and
 looks at the connections behind them every second, and whenever there are many more than before.
 
 Law: a connection with a call is a member's, since gRPC reads no call of a client that did not prove itself.
@@ -55,7 +55,7 @@ class _File(NamedTuple):
     """What a descriptor of this process is.
 
     Attributes:
-        inode: Tells it from a later file with the same number.
+        inode: Distinguishes it from a later file with the same number.
         peer: The other end of a connection to the port; None for another file.
         since: When it was seen first, in monotonic seconds.
     """
@@ -127,9 +127,8 @@ class GrpcNewcomers:
             OSError: No descriptor is free.
         """
         members = set(self._members)
-        self._files = {
-            number: self._file(number, port, now) for number in map(int, os.listdir("/proc/self/fd"))
-        }
+        descriptors = map(int, os.listdir("/proc/self/fd"))
+        self._files = {number: self._file(number, port, now) for number in descriptors}
         found = {file.peer for file in self._files.values() if file.peer is not None}
         self._members -= members - found
         new: defaultdict[str, deque[int]] = defaultdict(deque)
@@ -179,7 +178,7 @@ def _plain(host: str) -> str:
 
 
 class AdmittedCalls(grpc.ServerInterceptor):
-    """Tells `newcomers` about each call to a server with threads. A guard comes before it."""
+    """Reports each call to a server with threads to `newcomers`. A guard comes before it."""
 
     def __init__(self, newcomers: GrpcNewcomers) -> None:
         self._newcomers = newcomers
@@ -188,9 +187,8 @@ class AdmittedCalls(grpc.ServerInterceptor):
         handler = continuation(call)
         if handler is None:
             return None
-        kind = next(
-            kind for kind in ("unary_unary", "unary_stream", "stream_stream") if getattr(handler, kind)
-        )
+        kinds = "unary_unary", "unary_stream", "stream_stream"
+        kind = next(kind for kind in kinds if getattr(handler, kind))
         behavior = getattr(handler, kind)
 
         @wraps(behavior)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from hubring.ps.client import requests
+from hubring.ps.client import connections, requests
 from hubring.ps.core.errors import ConnectionLost, HubringError
 from hubring.ps.core.work import Work
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.decode import decode_request
 from tests.support.fakes.scripted_shards import SOON, ScriptedShards, opened
+from tests.support.processes.stopwatch import until
 
 shards = pytest.fixture(opened, name="shards")
 
@@ -25,6 +26,25 @@ def test_the_calling_thread_sends_and_the_waiting_thread_receives(shards: Script
     shards.wire.answer(1)
     work.wait(SOON)
     assert shards.wire.threads == dict.fromkeys(("send", "receive"), threading.current_thread())
+
+
+def test_answers_left_to_a_thread_that_does_not_wait_are_read(
+    shards: ScriptedShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (connections, requests):
+        monkeypatch.setattr(module, "SILENT_SECONDS", 0.1)
+    work = shards.ask(1)
+    waiting = threading.Thread(target=work.wait, args=(SOON,))
+    waiting.start()
+    assert shards.attended.wait(SOON)
+    shards.connections._reconnect_bell.ring()  # wakes the background thread, which sleeps again
+    until(lambda: not shards.connections._background_poller.poll(0))
+    shards.wire.answer(1)
+    waiting.join()
+    shards.connections.wait_soon()
+    left = shards.ask(2)
+    shards.wire.answer(2)
+    until(lambda: left.done)
 
 
 def numbers_of(messages: list[Message]) -> list[int]:
@@ -41,9 +61,7 @@ def test_pushes_beyond_the_send_window_are_sent_as_replies_arrive(
     assert numbers_of(shards.wire.sent) == [0, 1, 2]
     shards.wire.answer(0)
     works[0].wait(SOON)
-    assert follows.wait(
-        SOON
-    )  # sent by whoever read the answer, which may have been the connections' own thread
+    assert follows.wait(SOON)  # sent by the thread that read the answer, perhaps the connections' own
     assert numbers_of(shards.wire.sent) == [0, 1, 2, 4]  # the higher key goes first
 
 

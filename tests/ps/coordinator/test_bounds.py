@@ -20,7 +20,6 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec, TensorSpec
 from hubring.ps.job import control_messages
 from hubring.ps.job.control_messages import MAX_ADDRESSES, PARAMETER_CHARACTERS, SHARD_TOKEN
-from hubring.ps.transport.grpc.newcomers import GrpcNewcomers
 from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, shard_token
 
 RED = "\x1b[31m"
@@ -251,7 +250,7 @@ async def test_a_damaged_call_is_refused_without_a_traceback(
     method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rejections = Rejections()
-    server = grpc.aio.server(interceptors=[ReadableCalls(rejections, GrpcNewcomers(rejections))])
+    server = grpc.aio.server(interceptors=[ReadableCalls(rejections)])
     add_ControlServicer_to_server(Hub().control, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

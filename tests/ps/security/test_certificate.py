@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import errno
+import os
+import ssl
 import subprocess
 import sys
 import time
@@ -10,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -34,6 +38,7 @@ from hubring.ps.security.certificate import (
     make_certificate,
     secret_authority,
     secret_certificate,
+    show_identity,
 )
 from hubring.ps.security.guard import Guard, Role
 from hubring.ps.security.handshake import Proof, ServerCertificate, fetch
@@ -69,6 +74,11 @@ def test_a_server_closes_the_connection_of_a_client_that_has_no_secret_of_its(se
         with pytest.raises(grpc.RpcError) as refused:
             asks(address, Access(secret, own.certificate))
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_certificate_is_shown_where_memfd_create_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "memfd_create", Mock(side_effect=OSError(errno.EPERM, "not permitted")))
+    show_identity(ssl.create_default_context(), make_certificate())
 
 
 def test_a_rotation_changes_which_clients_are_let_in_and_keeps_members() -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tests.support.processes.process_tree import descendants, entry, threads
 
 LOAD = 10
 """The maximum factor by which the stopwatch is slower than a wall clock."""
+
+PATIENCE = 30.0
 
 
 class Stopwatch:
@@ -38,3 +41,11 @@ class Stopwatch:
                     waited = int(line.split()[1])
                     self._first.setdefault(thread, waited)
                     self._last[thread] = waited
+
+
+def until(condition: Callable[[], bool], what: Callable[[], object] = str) -> None:
+    """Waits for a condition; the error shows `what` there is instead."""
+    watch = Stopwatch()
+    while not condition():
+        assert watch.seconds < PATIENCE, what()
+        time.sleep(0.01)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
@@ -17,7 +16,7 @@ from hubring.ps.core.bounds import Rejections
 from hubring.ps.security.access import ShardKey
 from hubring.ps.transport.base import Connection, Envelope, Listener, Transport
 from hubring.ps.transport.polling import Bell
-from tests.support.processes.stopwatch import Stopwatch
+from tests.support.processes.stopwatch import until
 from tests.support.transports.messages import PATIENCE, number_of, request
 from tests.support.transports.relay import Relay
 
@@ -137,7 +136,4 @@ def dealing(address: str, **options: object) -> Iterator[zmq.Socket[bytes]]:
 
 def await_counts(rejections: Rejections, expected: dict[str, int]) -> None:
     """Waits until a listener has refused so much, by reason."""
-    watch = Stopwatch()
-    while rejections.counts() != expected:
-        assert watch.seconds < PATIENCE, rejections.counts()
-        time.sleep(0.01)
+    until(lambda: rejections.counts() == expected, rejections.counts)
