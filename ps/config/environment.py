@@ -34,11 +34,6 @@ def export(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def take(variable: str) -> str:
-    """Removes a variable from this process's environment, so that no child has it; empty if it is not set."""
-    return os.environ.pop(variable, "")
-
-
 def spare_forks() -> None:
     """Disables gRPC's fork support, which stops its threads at every fork, unless the environment sets it.
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
-from hubring.ps.client.client import KVClient
+import torch
+
+from hubring.ps.client.client import KVClient, PreparedPush
 from hubring.ps.core.types import HyperTable
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.optimizer.distributed import DistributedOptimizer
@@ -35,23 +37,18 @@ def pushing(which: Callable[[int, int, int], bool], factor: float | None = None)
     numbers = Counter[tuple[int, int]]()
 
     def wrong(
-        push_pull: Any,
-        client: KVClient,
-        shard: int,
-        key: int,
-        gradient: Any,
-        into: Any,
-        *rest: Any,
-        **more: Any,
+        push_pull: Any, client: KVClient, shard: int, push: PreparedPush, *rest: Any, **more: Any
     ) -> None:
-        rank = client.sender.rank
+        rank, key = client.sender.rank, push.header.key
         numbers[rank, key] += 1
         chosen = which(rank, key, numbers[rank, key])
         if chosen and factor is None:
-            client.pull(shard, key, into, rest[1])
+            client.pull(shard, key, push.into, rest[1])
             return
-        pushed = gradient * factor if chosen else gradient
-        push_pull(client, shard, key, pushed, into, *rest, **more)
+        if chosen:
+            gradient = torch.frombuffer(push.header._payload, dtype=push.into.dtype)
+            push = client.prepare(key, gradient * (factor or 0.0), push.into)
+        push_pull(client, shard, push, *rest, **more)
 
     return instead(KVClient, "push_pull", wrong)
 
