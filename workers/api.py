@@ -56,7 +56,7 @@ def device() -> torch.device:
     """Returns the device for this worker's model: its own GPU, or the CPU.
 
     The topology does not matter: `--accelerator` decides. By default a worker has a GPU if there is one for
-    each worker on its host.
+    each worker on its host, or if CUDA_VISIBLE_DEVICES shows it a single one.
     """
     return context.current().device
 

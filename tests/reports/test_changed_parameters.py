@@ -180,11 +180,12 @@ class Adapted(nn.Module):
 def test_an_adapter_is_merged_into_the_weights_while_training_goes_on(job: Job) -> list[Tensor]:
     """`weight.data += up @ down`, then trains on."""
     model, optimizer = prepared(job, seeded(Adapted))
-    for batch in batches():
-        step(job, model, optimizer, batch)
+
+    def merge() -> None:
         model.base.weight.data += (model.up @ model.down).detach()
         model.up.data.zero_()
-    return values(model)
+
+    return trained(job, model, optimizer, after=merge)
 
 
 class Clip(nn.Module):

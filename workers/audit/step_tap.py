@@ -266,9 +266,8 @@ class StepTap:
         named = self.trainer.named_parameters if shards is None else shards
         names = {id(parameter): name for name, parameter in named.items()}
         known, place = {id(each.values) for each in self._parameters}, dict[int, int]()
-        everything = [
-            (number, one) for number, group in enumerate(self.trainer.param_groups) for one in group["params"]
-        ]
+        groups = enumerate(self.trainer.param_groups)
+        everything = [(number, one) for number, group in groups for one in group["params"]]
         trained = [(number, one) for number, one in everything if one.requires_grad and one.numel()]
         expected = max(len(trained), len(self._parameters))
         for number, parameter in trained:

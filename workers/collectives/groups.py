@@ -177,7 +177,7 @@ def waiting(start: Callable[P, S], finish: Callable[[S], T]) -> Callable[P, T]:
 
     result = signature(finish).return_annotation
     wait.__signature__ = signature(start).replace(return_annotation=result)  # type: ignore[attr-defined]
-    wait.__name__ = start.__name__.replace("_async", "")
+    wait.__name__ = wait.__qualname__ = start.__name__.replace("_async", "")  # pickle looks it up by this
     wait.__doc__ = f"Calls `{start.__name__}`, waits, and returns the result."
     return wait
 

@@ -331,25 +331,17 @@ def split_list(values: list[T], parts: int) -> list[list[T]]:
 
 def check_build() -> str:
     """Returns the available features in the layout of `horovodrun --check-build`."""
+    both = {"MPI": mpi_built(), "Gloo": gloo_built()}
+    gpus: dict[str, int] = {"NCCL": nccl_built(), "DDL": ddl_built(), "CCL": ccl_built()}
     parts: dict[str, dict[str, int]] = {
         "Available Frameworks": {"TensorFlow": False, "PyTorch": True, "MXNet": False},
-        "Available Controllers": {"Hub": True, "MPI": mpi_built(), "Gloo": gloo_built()},
-        "Available Tensor Operations": {
-            "Hub": True,
-            "NCCL": nccl_built(),
-            "DDL": ddl_built(),
-            "CCL": ccl_built(),
-            "MPI": mpi_built(),
-            "Gloo": gloo_built(),
-        },
+        "Available Controllers": {"Hub": True, **both},
+        "Available Tensor Operations": {"Hub": True, **gpus, **both},
     }
     lines = ["Horovod v0.28.1's API on Hubring:"]
     for title, found in parts.items():
-        lines += [
-            "",
-            f"{title}:",
-            *(f"    [{'X' if there else ' '}] {name}" for name, there in found.items()),
-        ]
+        marks = [f"    [{'X' if there else ' '}] {name}" for name, there in found.items()]
+        lines += ["", f"{title}:", *marks]
     return "\n".join(lines)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import suppress
+from queue import SimpleQueue
+from threading import Semaphore, Thread
 from typing import Any
 
 __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
-
-_END = object()
-"""What follows the last batch."""
 
 
 class BaseDataLoader:
@@ -52,32 +48,57 @@ class AsyncDataLoaderMixin:
     ) -> None:
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
-        self._pool: ThreadPoolExecutor | None = None
+        self._reader: _Reader | None = None
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
         """Ends the thread. The loop ends after the batches that were read."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+        if self._reader is not None:
+            self._reader.close()
 
     def __iter__(self) -> Iterator[Any]:
         if self.async_loader_queue_size <= 0:
             yield from map(self._process_batch, self._iterate())
             return
         self.close_async_loader()
-        pool = self._pool = ThreadPoolExecutor(1, "data loader")
+        reader = self._reader = _Reader(self._iterate(), self.async_loader_queue_size)
         try:
-            read = _read_ahead(iter(self._iterate()), self.async_loader_queue_size, pool)
-            yield from map(self._process_batch, read)
+            yield from map(self._process_batch, reader)
         finally:
-            pool.shutdown(cancel_futures=True)
+            reader.close()
 
 
-def _read_ahead(batches: Iterator[Any], most: int, pool: ThreadPoolExecutor) -> Iterator[Any]:
-    """Yields batches until the pool is shut down; its thread reads up to `most` ahead."""
-    read = deque(pool.submit(next, batches, _END) for _ in range(most))
-    with suppress(CancelledError):
-        while read and (batch := read.popleft().result()) is not _END:
-            with suppress(RuntimeError):  # the pool is shut down
-                read.append(pool.submit(next, batches, _END))
-            yield batch
+class _Reader(Thread):
+    """Reads up to `most` batches ahead. The process ends without it: a script may keep an unfinished loop."""
+
+    def __init__(self, batches: Iterator[Any], most: int) -> None:
+        super().__init__(name="data loader", daemon=True)
+        self._batches, self._free, self._closed = batches, Semaphore(most), False
+        self._read: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+        """Batches; last (False, error), with None for no error."""
+        self.start()
+
+    def __iter__(self) -> Iterator[Any]:
+        while (item := self._read.get())[0]:
+            self._free.release()
+            yield item[1]
+        if item[1] is not None:
+            raise item[1]
+
+    def close(self) -> None:
+        """Ends the thread, and waits for the batch that it reads."""
+        self._closed = True
+        self._free.release()
+        self.join()
+
+    def run(self) -> None:
+        error = None
+        try:
+            for batch in self._batches:
+                self._free.acquire()
+                if self._closed:
+                    break
+                self._read.put((True, batch))
+        except Exception as caught:  # any error: the loop raises it
+            error = caught
+        self._read.put((False, error))

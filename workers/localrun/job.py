@@ -22,7 +22,7 @@ from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, module_comm
 from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, PROGRESS_VARIABLE, place_variables
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ScriptCommand
-from hubring.workers.localrun.server import LocalServer
+from hubring.workers.localrun.server import GRACE_SECONDS, LocalServer
 from hubring.workers.localrun.settings import LocalJobSettings, settle
 from hubring.workers.localrun.supervisor import (
     AttemptEnd,
@@ -176,10 +176,8 @@ class LocalJob:
             progress = server.progress if sys.stderr.isatty() else None
             if progress is not None:
                 places[0][PROGRESS_VARIABLE] = str(progress)
-            outputs, has_finished = self.output_filename, server.has_finished
-            team = LocalTeam(
-                [words] * size, places, outputs, patience, server.process, has_finished, progress
-            )
+            about = server.process, server.has_finished, progress
+            team = LocalTeam([words] * size, places, self.output_filename, patience, *about)
 
             def fail(child: Child, verdict: FailureResponse) -> None:
                 causes.append(f"{child.name} {child.ended}")
@@ -193,9 +191,8 @@ class LocalJob:
 
             with passing_on(STOP_SIGNALS, team.signal):
                 code = team.run(fail)
-            # If no worker joined, the server still waits for the first.
-            if code not in (0, Preempted.exit_code) or not team.results:
-                server.end(0.0)
+                # If no worker joined, the server still waits for the first. Others may have much to save.
+                server.end(GRACE_SECONDS if code in (0, Preempted.exit_code) and team.results else 0.0)
         if not causes and code in (0, Preempted.exit_code):
             code = report.server_end(server, code, team.results, supervisor.newest_step())
         return AttemptEnd(code, causes[-1] if causes else "", team.asked, team.results)

@@ -17,14 +17,7 @@ SERVER = (
     *("page_port", "checkpoint_dir", "checkpoint_every"),
 )
 WORKER = (
-    "topology",
-    "backend",
-    "accelerator",
-    "transport",
-    "aggregate",
-    "compress",
-    "bucket_bytes",
-    "timeout",
+    *("topology", "backend", "accelerator", "transport", "aggregate", "compress", "bucket_bytes", "timeout"),
 )
 DEFAULTS = {"on_loss": "wait; elastic: drop", "page_port": "a free port"}
 """Where they differ from the server's own, in words."""

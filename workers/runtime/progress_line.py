@@ -36,11 +36,8 @@ class ProgressLine:
         self._steps.note(step, now)
         self._samples.note(samples, now)
         self._completion.note(reported_progress(reported, step), now)
-        total, loss, left = (
-            reported.get("total_steps"),
-            reported.get("loss"),
-            self._completion.seconds_left(now),
-        )
+        total, loss = reported.get("total_steps"), reported.get("loss")
+        left = self._completion.seconds_left(now)
         parts = [f"step {step}" + ("" if total is None else f" of {total}")]
         if self._samples.rate:
             parts.append(f"{self._samples.rate:.4g} samples/s")

@@ -59,12 +59,12 @@ def choose_device(
     Raises:
         ConfigError: A GPU is needed, but there is none, or none for this local rank.
     """
+    if accelerator == "cpu":  # before torch looks: that starts the CUDA driver, which a fork cannot use
+        return DeviceChoice("cpu", "--accelerator cpu")
     asked = "--backend nccl" if backend == "nccl" else "--accelerator cuda" if accelerator == "cuda" else ""
     count, local_rank = visible_gpus(), placement.local_rank
     workers = max(local_rank + 1, placement.local_size)
     seen = f" ({_VISIBLE}={environment[_VISIBLE]})" if _VISIBLE in environment else ""
-    if accelerator == "cpu":
-        return DeviceChoice("cpu", "--accelerator cpu")
     if asked and not count:
         other = "--backend gloo" if backend == "nccl" else "--accelerator cpu"
         raise ConfigError(

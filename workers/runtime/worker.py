@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -279,7 +280,10 @@ class Worker:
         """Returns what the next heartbeat carries. The heartbeat's thread calls it once per second."""
         reported, used = self.record.latest.copy(), usage()
         if self.progress_line is not None:
-            self.progress_line.note(self.completed_steps, self.record.samples, reported, time.monotonic())
+            with suppress(
+                OSError, OverflowError
+            ):  # a full disk, or endless training: the server needs the rest
+                self.progress_line.note(self.completed_steps, self.record.samples, reported, time.monotonic())
         waits = {} if self.session is None else what_waits(self.session.waiting, self.communicator)
         rates = (group.get("lr") for trainer in self.trainers[:1] for group in trainer.param_groups[:1])
         return Telemetry(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
+from unittest.mock import patch
 
 import zmq
 
@@ -78,14 +79,9 @@ class Serving:
     @contextlib.contextmanager
     def behind(self, relay: Callable[[int], Relay]) -> Iterator[None]:
         """Puts a relay, made for the listener's port, between it and the lines that are opened meanwhile."""
-        direct = self.address
-        scheme, _, port = direct.rpartition(":")
-        with contextlib.closing(relay(int(port))) as between:
-            self.address = f"{scheme}:{between.port}"
-            try:
-                yield
-            finally:
-                self.address = direct
+        head, _, port = self.address.rpartition(":")
+        with contextlib.closing(relay(int(port))) as via, patch.object(self, "address", f"{head}:{via.port}"):
+            yield
 
     def stop(self) -> None:
         """Closes the listener; raises the thread's error."""

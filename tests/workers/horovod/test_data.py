@@ -53,6 +53,7 @@ def test_batches_are_read_before_they_are_asked_for_and_no_more_than_the_queue_h
     batches = iter(loader)
     assert next(batches) == 0
     assert loader.third.wait(60)
+    assert all(thread.daemon for thread in readers()), "a script may end with a loop unfinished"
     assert loader.read <= 4
     loader.close_async_loader()
     assert readers() == []

@@ -7,6 +7,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 import hubring.horovod as hvd
 from hubring.workers.horovod.elastic import state as states
+from hubring.workers.horovod.elastic.membership import RingMembership
 from hubring.workers.horovod.elastic.notification import HostUpdateResult
 from hubring.workers.horovod.elastic.state import (
     ObjectState,
@@ -23,6 +25,7 @@ from hubring.workers.horovod.elastic.state import (
     run_fn,
     set_handler_registry,
 )
+from hubring.workers.horovod.world import HorovodWorld, neighbourhood
 from tests.support.processes.cluster import Cluster, Program
 from tests.workers.horovod.conftest import Everybody, every_rank
 
@@ -198,6 +201,13 @@ def test_shuffled_samplers_agree_and_pad_evenly(on_three: Everybody) -> None:
     assert [one for one, _ in dealt] != [other for _, other in dealt]
 
 
+def test_a_ring_that_shrinks_once_its_members_have_answered_finds_the_lost_one_later() -> None:
+    ring: Any = SimpleNamespace(rank=0, size=2, members=object())
+    members = RingMembership(HorovodWorld(ring, neighbourhood(0, "abc"), (0, 1, 2)))
+    members._continue_with({0: 7, 1: 8, 2: 9}, 2)
+    assert (members._world.members, members._lives[2]) == ((0, 1), 9)
+
+
 @every_rank
 def test_a_sampler_in_a_state_is_dealt_out_with_it() -> None:
     sampler = hvd.elastic.ElasticSampler(range(8), shuffle=False)
@@ -210,9 +220,7 @@ def test_a_sampler_in_a_state_is_dealt_out_with_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "arguments", [(), pytest.param(("reset",), marks=pytest.mark.full)], ids=["run", "run_fn"]
-)
+@pytest.mark.parametrize("arguments", [(), pytest.param(("reset",), marks=pytest.mark.full, id="run_fn")])
 @pytest.mark.parametrize(
     "flags",
     [(), pytest.param(("--topology", "ring", "--min-workers", "1"), marks=pytest.mark.full)],

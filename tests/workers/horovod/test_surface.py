@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 from types import ModuleType
 
 import pytest
@@ -65,6 +66,7 @@ DEFAULTS = {
     ("name", "arguments"), [(name, told) for names, told in ARGUMENTS.items() for name in names.split()]
 )
 def test_arguments_have_horovods_names_order_and_defaults(name: str, arguments: str) -> None:
+    assert pickle.loads(pickle.dumps(getattr(hvd, name))) is getattr(hvd, name)
     parameters = inspect.signature(getattr(hvd, name)).parameters
     wanted = arguments.split()
     assert list(parameters)[: len(wanted)] == wanted

@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from hubring.ps.process.child import Child
+from hubring.ps.process.child import Child, passing_on
 from hubring.ps.process.output import SharedScreen
-from hubring.workers.localrun import server, team
+from hubring.workers.localrun import job, server, team
+from hubring.workers.localrun.command_line import ScriptCommand
 from hubring.workers.localrun.job import LocalJob
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import settle
@@ -159,6 +162,20 @@ def test_a_job_reports_a_server_that_ended_badly_and_what_it_lost(
     assert bool(said) == bool(printed)
 
 
+def test_a_signal_while_the_server_ends_stops_restarts_and_not_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ending = SimpleNamespace(address="", process=None, has_finished=None)
+    ending.end = lambda _: signal.raise_signal(signal.SIGTERM)
+    monkeypatch.setattr(job, "LocalServer", lambda *_, **__: nullcontext(ending))
+    monkeypatch.setattr(team.LocalTeam, "run", lambda *_: 3)
+    monkeypatch.setattr(sys, "stdin", None)
+    rest: Any = settle({}, 1, {}), None, None, None
+    with passing_on([signal.SIGTERM], lambda _: pytest.fail("the job was not asked")):
+        ended = LocalJob()._attempt(1, ScriptCommand(["train.py"]), *rest)
+    assert (ended.code, ended.asked) == (3, True)
+
+
 class Listener(Child):
     """A child that runs nothing, and notes its signals."""
 
@@ -175,19 +192,19 @@ def test_workers_get_one_sigterm_though_both_outputs_are_lost(monkeypatch: pytes
 
     monkeypatch.setattr(team, "_screens", screens)
     monkeypatch.setattr(sys, "stdin", None)
-    job, worker = team.LocalTeam([], []), Listener()
-    job._workers.started.append(worker)  # type: ignore[arg-type]
-    job._server = SimpleNamespace(code=0)  # type: ignore[assignment]
-    job._watch_stopping()
-    assert job._quit_at == float("inf"), "workers may go on after the server's end"
-    for screen in job._screens:
+    workers, worker = team.LocalTeam([], []), Listener()
+    workers._workers.started.append(worker)  # type: ignore[arg-type]
+    workers._server = SimpleNamespace(code=0)  # type: ignore[assignment]
+    workers._watch_stopping()
+    assert workers._quit_at == float("inf"), "workers may go on after the server's end"
+    for screen in workers._screens:
         screen.fail(BrokenPipeError())
     assert worker.signals == [signal.SIGTERM]
-    job.signal(signal.SIGINT)
+    workers.signal(signal.SIGINT)
     assert worker.signals == [signal.SIGTERM, signal.SIGINT]
-    assert job._quit_at == float("inf"), "the first signal of the user does not hurry the workers"
-    job.signal(signal.SIGINT)
-    assert job._quit_at < float("inf")
+    assert workers._quit_at == float("inf"), "the first signal of the user does not hurry the workers"
+    workers.signal(signal.SIGINT)
+    assert workers._quit_at < float("inf")
 
 
 def test_a_lost_worker_is_restarted_while_another_has_the_state() -> None:

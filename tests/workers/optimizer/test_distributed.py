@@ -100,10 +100,7 @@ def test_without_overlap_a_hub_gets_gradients_in_step() -> None:
 
 @pytest.mark.parametrize(
     ("step", "match"),
-    [
-        (clipped_step, r"clipping.*overlap=False"),
-        (scaled_step(new_scaler()), r"GradScaler.*overlap=False"),
-    ],
+    [(clipped_step, r"clipping.*overlap=False"), (scaled_step(new_scaler()), r"GradScaler.*overlap=False")],
     ids=["clipping", "scaler"],
 )
 def test_what_begins_after_the_first_step_is_an_error_with_the_fix(step: Step, match: str) -> None:

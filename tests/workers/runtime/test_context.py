@@ -21,6 +21,7 @@ from hubring.ps.observe import logs
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import context, topology
+from hubring.workers.runtime.progress_line import ProgressLine
 from hubring.workers.runtime.training_record import MOST_SAMPLES, FlightRecorder, Record
 from hubring.workers.runtime.worker import Worker
 
@@ -45,11 +46,16 @@ def test_a_ring_listens_where_the_server_sees_this_host(
 
     monkeypatch.setattr(topology, "AllreduceCommunicator", asked)
     monkeypatch.setattr(topology, "towards", lambda host: f"the way to {host}")
-    session: Any = SimpleNamespace(
-        address=f"{server}:5555", sender=SimpleNamespace(rank=0), size=2, board=None
-    )
+    session: Any = SimpleNamespace(address=f"{server}:1", sender=SimpleNamespace(rank=0), size=2, board=None)
     with pytest.raises(RingBroken, match=f"^{place}$"):
         topology._ring(WorkerConfig(), session, torch.device("cpu"))
+
+
+def test_metrics_are_sent_though_the_progress_line_cannot_be_written(tmp_path: Path) -> None:
+    one = worker(SimpleNamespace(waiting=Waiting()))
+    one.progress_line, one.completed_steps = ProgressLine(tmp_path / "gone" / "line"), 3
+    one.record.latest["accuracy"] = 0.5
+    assert one._telemetry().metrics == {"accuracy": 0.5}
 
 
 @pytest.mark.parametrize(("where", "known"), [("cpu", True), ("cuda", False)])

@@ -50,9 +50,7 @@ def test_gloo_exchanges_in_host_memory_for_a_worker_on_a_gpu(monkeypatch: pytest
         raise RingBroken(str(device))
 
     monkeypatch.setattr(topology, "AllreduceCommunicator", opened)
-    session: Any = SimpleNamespace(
-        address="127.0.0.1:1", sender=SimpleNamespace(rank=0), size=2, board=None, neighbours=1
-    )
+    session: Any = SimpleNamespace(address="127.0.0.1:1", sender=SimpleNamespace(rank=0), size=2, board=None)
     for backend, device in (("gloo", "cpu"), ("nccl", "cuda:1")):
         config = WorkerConfig(server="127.0.0.1:1", topology="ring", backend=backend)  # type: ignore[arg-type]
         with pytest.raises(RingBroken, match=f"^{device}$"):

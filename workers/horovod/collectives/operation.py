@@ -190,7 +190,7 @@ def in_place(start: Callable[P, int]) -> Callable[P, int]:
         current().handles.write(handle, args[0] if args else kwargs[first])
         return handle
 
-    begin.__name__ = f"{start.__name__}_"
+    begin.__name__ = begin.__qualname__ = f"{start.__name__}_"  # pickle looks it up by this
     begin.__doc__ = f"Starts `{start.__name__}`; the results are written into `{first}`."
     return begin
 

@@ -134,7 +134,9 @@ class ElasticMembership(ABC):
         """Makes these members the world. Logs it, and tells the listeners; a newcomer knows no change."""
         before, after = set(self._lives.values()), set(lives.values())
         self._lives = lives
-        self._world.change_members(tuple(lives), generation)
+        # A ring may have become smaller since these members answered; the next `check` finds who is lost.
+        known = tuple(rank for rank in lives if rank < self._world.communicator.size)
+        self._world.change_members(known, generation)
         self.root = next(place for place, rank in enumerate(lives) if rank != newcomer)
         if generation == 1:
             return

@@ -14,10 +14,7 @@ from tests.support.compare.unusual_scripts import UNUSUAL
 
 def sampled(names: Iterable[str], every: int = 8) -> list[object]:
     """Returns parameters of which one in `every` runs in `make test`, and the others in `make test-full`."""
-    return [
-        pytest.param(name, marks=() if place % every == 0 else pytest.mark.full)
-        for place, name in enumerate(names)
-    ]
+    return [pytest.param(name, marks=pytest.mark.full if at % every else ()) for at, name in enumerate(names)]
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")]
