@@ -41,13 +41,12 @@ def pushing(which: Callable[[int, int, int], bool], factor: float | None = None)
     ) -> None:
         rank, key = client.sender.rank, push.header.key
         numbers[rank, key] += 1
-        chosen = which(rank, key, numbers[rank, key])
-        if chosen and factor is None:
-            client.pull(shard, key, push.into, rest[1])
-            return
-        if chosen:
+        if which(rank, key, numbers[rank, key]):
+            if factor is None:
+                client.pull(shard, key, push.into, rest[1])
+                return
             gradient = torch.frombuffer(push.header._payload, dtype=push.into.dtype)
-            push = client.prepare(key, gradient * (factor or 0.0), push.into)
+            push = client.prepare(key, gradient * factor, push.into)
         push_pull(client, shard, push, *rest, **more)
 
     return instead(KVClient, "push_pull", wrong)
