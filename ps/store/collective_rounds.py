@@ -86,7 +86,7 @@ class RoundBook:
         self._joined: dict[int, list[_Waiting]] = {}
         """The same for join(), in the order in which the ranks joined."""
         self._sent: dict[Sender, _Sent] = {}
-        self._kept: dict[Key, list[dict[int, Reply]]] | None = {}
+        self.kept: dict[Key, list[dict[int, Reply]]] | None = {}
         """The replies by rank of the rounds that closed, in their order; None once they are dropped."""
         self._room = KEPT_BYTES
         self._begun: Counter[tuple[Sender, Key]] = Counter()
@@ -96,11 +96,11 @@ class RoundBook:
     @property
     def repeatable(self) -> int:
         """In how many closed rounds a worker in a lost one's place can still take part."""
-        return 0 if self._kept is None else self.closed
+        return 0 if self.kept is None else self.closed
 
     def drop_results(self) -> None:
         """Drops the kept results."""
-        self._kept = None
+        self.kept = None
         self._begun.clear()
 
     def contribute(self, request: Contribute, ticket: Ticket, live: Live) -> list[Delivery]:
@@ -129,10 +129,10 @@ class RoundBook:
             queue.append(waiting)
             return self._close_all(live)
         key = _key(request)
-        if self._kept is not None:
+        if self.kept is not None:
             number = self._begun[request.sender, key]
             self._begun[request.sender, key] += 1
-            for replies in self._kept.get(key, [])[number : number + 1]:
+            for replies in self.kept.get(key, [])[number : number + 1]:
                 return self._settle(waiting, replies[request.sender.rank])
         queue.append(waiting)
         return self._close(key, live)
@@ -210,8 +210,8 @@ class RoundBook:
             rank: results if isinstance(results, Refusal) else CollectiveResult(results[rank])
             for rank in round_
         }
-        if self._kept is not None:
-            self._kept.setdefault(key, []).append(replies)
+        if self.kept is not None:
+            self.kept.setdefault(key, []).append(replies)
             given = () if isinstance(results, Refusal) else results.values()
             nbytes = {id(one): one.nbytes for tensors in given for one in tensors}  # ranks share results
             self._room -= ROUND_BYTES + sum(nbytes.values())
