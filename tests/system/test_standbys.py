@@ -74,7 +74,7 @@ def test_a_frozen_standby_is_given_up_and_another_one_takes_the_place_of_the_sha
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster, frozen: bool) -> None:
-    server, workers, join, rows = with_joined_host(cluster, "--lease", "5")
+    server, workers, join, rows = with_joined_host(cluster, "--lease", "5", steps=1000)
     theirs = join.children("hubring.ps.shard.process")
     pid = next(row["pid"] for row in rows if row["pid"] in theirs)
     os.kill(pid, signal.SIGSTOP if frozen else signal.SIGKILL)
