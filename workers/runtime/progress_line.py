@@ -22,7 +22,7 @@ class ProgressLine:
         self._steps, self._samples, self._completion = StepRate(), StepRate(), Completion()
 
     def note(self, step: int, samples: int, reported: Mapping[str, Any], now: float) -> None:
-        """Writes the line anew, unless no step was completed: a prompt of the script stays visible.
+        """Replaces the line, unless no step was completed: a prompt of the script stays visible.
 
         Args:
             step: Completed steps.
