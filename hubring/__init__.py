@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from hubring.ps.config.environment import spare_forks
 from hubring.ps.core.packages import hidden_by
 
-spare_forks()
+import_module("hubring.workers.torch_backend.registration").register_after_torch()
 
 if TYPE_CHECKING:  # mypy cannot read an `__all__` that is built at run time
     from hubring.workers.api import *  # noqa: F403
@@ -55,6 +55,7 @@ def __dir__() -> list[str]:
 
 @cache  # scripts look up names in every step
 def _api() -> ModuleType:
+    spare_forks()
     searched = not sys.flags.safe_path and sys.path  # otherwise sys.path[0] is not the script's folder
     if searched and (hidden := hidden_by(Path(sys.path[0]).resolve())):
         raise ImportError(hidden)

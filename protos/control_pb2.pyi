@@ -328,6 +328,8 @@ class Telemetry(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    TOTAL_STEPS_FIELD_NUMBER: _builtins.int
+    GPU_USE_FIELD_NUMBER: _builtins.int
     samples: _builtins.int
     """that the script reported so far"""
     progress: _builtins.float
@@ -344,6 +346,10 @@ class Telemetry(_message.Message):
     """the script's line that waits in it"""
     held: _builtins.bool
     """the operation certainly waits for other workers"""
+    total_steps: _builtins.int
+    """the step at which training ends; 0 if the script does not report it"""
+    gpu_use: _builtins.float
+    """part of the last moments in which its GPUs computed, from 0 to 1"""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """the script's last reported numbers, and its learning rate"""
@@ -360,13 +366,20 @@ class Telemetry(_message.Message):
         operation: _builtins.str = ...,
         place: _builtins.str = ...,
         held: _builtins.bool = ...,
+        total_steps: _builtins.int = ...,
+        gpu_use: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gpu_use", b"_gpu_use", "_progress", b"_progress", "gpu_use", b"gpu_use", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_progress", b"_progress", "cpu_ns", b"cpu_ns", "gpu_bytes", b"gpu_bytes", "held", b"held", "memory_bytes", b"memory_bytes", "metrics", b"metrics", "operation", b"operation", "place", b"place", "progress", b"progress", "samples", b"samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gpu_use", b"_gpu_use", "_progress", b"_progress", "cpu_ns", b"cpu_ns", "gpu_bytes", b"gpu_bytes", "gpu_use", b"gpu_use", "held", b"held", "memory_bytes", b"memory_bytes", "metrics", b"metrics", "operation", b"operation", "place", b"place", "progress", b"progress", "samples", b"samples", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__gpu_use: _TypeAlias = _typing.Literal["gpu_use"]  # noqa: Y015
+    _WhichOneofArgType__gpu_use: _TypeAlias = _typing.Literal["_gpu_use", b"_gpu_use"]  # noqa: Y015
     _WhichOneofReturnType__progress: _TypeAlias = _typing.Literal["progress"]  # noqa: Y015
     _WhichOneofArgType__progress: _TypeAlias = _typing.Literal["_progress", b"_progress"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__gpu_use) -> _WhichOneofReturnType__gpu_use | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__progress) -> _WhichOneofReturnType__progress | None: ...
 
 Global___Telemetry: _TypeAlias = Telemetry  # noqa: Y015
@@ -708,27 +721,27 @@ class Door(_message.Message):
 
     SECRET_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
-    CURVE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    PLAIN_DATA_FIELD_NUMBER: _builtins.int
     secret: _builtins.str
     """authorizes streams of gRPC"""
     certificate: _builtins.bytes
     """PEM; empty: gRPC without TLS"""
-    curve: _builtins.str
-    """public key of ZeroMQ's CURVE; empty: without encryption"""
     name: _builtins.str
     """a name in the certificate"""
+    plain_data: _builtins.bool
+    """ZeroMQ's payloads are authenticated, and not encrypted"""
     def __init__(
         self,
         *,
         secret: _builtins.str = ...,
         certificate: _builtins.bytes = ...,
-        curve: _builtins.str = ...,
         name: _builtins.str = ...,
+        plain_data: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "curve", b"curve", "name", b"name", "secret", b"secret"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "name", b"name", "plain_data", b"plain_data", "secret", b"secret"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from hubring.ps.observe.logs import OURS
+from hubring.workers.launchers.known_launchers import RANK_VARIABLES
 from tests.support.processes.process_tree import GRACE, command, descendants, ends_by, take_in_orphans
 
 if TYPE_CHECKING:
@@ -57,12 +58,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def nothing_of_another_test() -> Iterator[None]:
-    """Removes a script's HOROVOD_* variables, which other workers would read, and its log's handler."""
+    """Removes a script's rank variables, which other workers would read, and its log's handler."""
     before, ours = set(os.environ), logging.getLogger(OURS)
     yield
     ours.handlers, ours.propagate = [], True
     for name in set(os.environ) - before:
-        if name.startswith("HOROVOD_"):
+        if name.startswith("HOROVOD_") or name in RANK_VARIABLES.values():
             del os.environ[name]
 
 

@@ -47,7 +47,7 @@ ps/cli.py: protos ps/checkpoint ps/config ps/core ps/doctor ps/observe ps/proces
 workers/launchers: ps/core
 workers/buckets: ps/compression ps/core ps/transport
 workers/communicators: ps/client ps/compression ps/core ps/job ps/store ps/transport workers/buckets
-workers/audit: ps/optim workers/communicators
+workers/audit: ps/core ps/optim workers/buckets workers/communicators
 workers/runtime: ps/client ps/config ps/core ps/job ps/observe ps/optim ps/security ps/transport
     workers/audit workers/communicators workers/launchers
 workers/collectives: ps/core ps/store workers/communicators workers/runtime
@@ -56,7 +56,10 @@ workers/optimizer: ps/checkpoint ps/client ps/core ps/optim workers/buckets work
     workers/communicators workers/reducer workers/runtime
 workers/localrun: ps/checkpoint ps/config ps/core ps/job ps/process ps/security workers/launchers
     workers/runtime
+workers/torch_backend: ps/compression ps/config ps/core ps/job ps/observe ps/process ps/security
+    ps/transport workers/communicators workers/launchers workers/localrun workers/runtime
 workers/api.py: ps/core workers/collectives workers/localrun workers/optimizer workers/runtime
+    workers/torch_backend
 workers/horovod: ps/client ps/config ps/core ps/job workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime
 workers/peers: ps/config ps/core ps/optim ps/process ps/transport
@@ -104,6 +107,13 @@ def reached(*names: str, at_start: bool = False) -> set[str]:
                 seen.add(found.target)
                 unseen += with_packages(found.target)
     return seen
+
+
+def test_the_first_use_of_hubring_does_not_wait_for_torchs_dtensor() -> None:
+    """It takes twice as long to import as all of Hubring, and only the audit needs it."""
+    reached_at_start = reached("hubring.workers.api", "hubring.workers.run_script", at_start=True)
+    assert "torch" in reached_at_start
+    assert not any(name.startswith("torch.distributed.tensor") for name in reached_at_start)
 
 
 def room(name: str) -> str:

@@ -30,5 +30,6 @@ def test_importing_it_brings_no_library_and_horovod_comes_when_asked_for() -> No
         "import sys, hubring\n"
         "assert not {'torch', 'grpc', 'numpy', 'msgspec'} & set(sys.modules)\n"
         "assert callable(hubring.horovod.init)\n"
+        "assert 'torch.distributed.tensor' not in sys.modules\n"  # 0.5 s, for the audit alone
     )
     subprocess.run([sys.executable, "-P", "-c", program], check=True, timeout=60)

@@ -15,8 +15,9 @@ from hubring.workers.optimizer.distributed import DistributedOptimizer as Distri
 from hubring.workers.runtime import context
 from hubring.workers.runtime.context import shutdown as shutdown
 from hubring.workers.runtime.sampler import ShardedSampler as ShardedSampler
+from hubring.workers.torch_backend.ddp_hook import ddp_hook as ddp_hook
 
-__all__ = ["DistributedOptimizer", "HubringError", "ReduceOp", "ShardedSampler", "launch"]
+__all__ = ["DistributedOptimizer", "HubringError", "ReduceOp", "ShardedSampler", "ddp_hook", "launch"]
 __all__ += ["device", "init", "local_rank", "rank", "report", "shutdown", "size", "topology"]
 __all__ += collectives.__all__
 
@@ -62,7 +63,7 @@ def device() -> torch.device:
 
 
 def report(**metrics: Any) -> None:
-    """Records metrics of this step, for the status page, the `--record` file and the last line.
+    """Records metrics of this step: for the status page, `--report-to`, `--record` and the last line.
 
     Numbers become curves on the page. `samples` is the number of samples of this step; `total_steps`, or
     `progress` from 0 to 1, gives the time left.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import gc
 import importlib
 import logging
 import os
@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
@@ -20,8 +20,6 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 from zipfile import is_zipfile
-
-import torch.distributed as dist
 
 from hubring.ps.config import terminal
 from hubring.ps.config.environment import environment
@@ -34,8 +32,15 @@ from hubring.ps.observe.logs import LogOrigin
 from hubring.ps.process.launch import module_exists
 from hubring.workers.horovod import alias
 from hubring.workers.horovod.errors import HorovodInternalError
+from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE
 from hubring.workers.launchers.placement import detect
 from hubring.workers.runtime import context
+from hubring.workers.runtime.script_groups import (
+    export_place,
+    gloo_answered,
+    no_lightning_group,
+    process_group_hint,
+)
 from hubring.workers.runtime.stop_signals import INTERRUPTED, StopSignals
 
 
@@ -72,6 +77,7 @@ class Script:
 
     def run(self, arguments: list[str]) -> None:
         """Runs the script as `python script arguments` or `python -m module arguments` does."""
+        gc.freeze()  # else full collections and the exit would look through torch's objects, for 0.1 to 0.5 s
         if _searches_folder():
             if not sys.flags.safe_path:
                 del sys.path[0]  # the folder of our own program
@@ -171,10 +177,12 @@ def train(
         script = Script(words[0], is_module)
         script.check()
         context.prepare(config, origin, script.name)
+        place = detect(environment(), config.rank, config.world_size, config.local_rank)
         if config.as_horovod:
             alias.install()
-            alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
-        with _no_lightning_group():
+            alias.tell_place(place)
+        export_place(place)
+        with gloo_answered(config), no_lightning_group():
             outcome = _run(lambda: script.run(words[1:]), script)
         return _warn_unused_server(outcome, config)
     if is_module:
@@ -228,12 +236,13 @@ def _stop_code() -> int | None:
 
 
 def _failed(error: BaseException) -> tuple[ScriptOutcome, LeaveReason]:
-    last = traceback.format_exception_only(error)[-1].strip()
+    # C++ adds its callers to the error of a DDP model.
+    last = traceback.format_exception_only(error)[-1].strip().partition("\n\nAt:\n")[0]
     if (code := _stop_code()) is not None:
         # The signal also stopped the script's own child processes, and their exit made the script fail.
         text = f"stopped on request, before the step finished: {last}"
         return ScriptOutcome(code, error=text), LeaveReason.PREEMPTED
-    hint = _missing_package_hint(error) or _process_group_hint(error) or _shared_memory_hint(error)
+    hint = _missing_package_hint(error) or process_group_hint(error) or _shared_memory_hint(error)
     text = f"{last}: {hint}" if hint else last
     return ScriptOutcome(1, error=text, traceback=_traceback(error), hint=hint), LeaveReason.FAILED
 
@@ -242,48 +251,11 @@ def _missing_package_hint(error: BaseException) -> str:
     """Returns how to install, or to do without, a package that the script imports."""
     if not isinstance(error, ModuleNotFoundError):
         return ""
+    if error.name == "tensorflow":
+        return alias.KERAS_3
     if error.name == "horovod":
         return "to run the script unchanged, use ps-worker --as-horovod SCRIPT"
     return how_to_install(error.name) if error.name in EXTRAS else ""
-
-
-def _process_group_hint(error: BaseException) -> str:
-    """Returns what to use instead of a process group that the launcher would have to describe."""
-    wanted = isinstance(error, ValueError) and "using env:// rendezvous" in str(error)
-    use = "Hubring starts no torch.distributed group: use hubring.init() instead of init_process_group, and"
-    more = "hubring.DistributedOptimizer instead of DistributedDataParallel, or torchrun instead of Hubring"
-    return f"{use} {more}" if wanted else ""
-
-
-@contextlib.contextmanager
-def _no_lightning_group() -> Iterator[None]:
-    """Raises where Lightning starts a process group in one of several workers.
-
-    It reads LOCAL_RANK, and takes them for processes that will meet. But without MASTER_PORT each of them
-    chooses a port of its own, and waits there for half an hour.
-
-    Raises:
-        UsageError: Lightning starts a group.
-    """
-    start, given = dist.init_process_group, environment()
-
-    @functools.wraps(start)
-    def checked(*arguments: Any, **options: Any) -> None:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if caller.partition(".")[0] in ("lightning", "lightning_fabric", "pytorch_lightning"):
-            raise UsageError(
-                "Hubring starts no torch.distributed group for Lightning's strategy: use strategy='auto' and"
-                " devices=1 with hubring.init(), hubring.ShardedSampler and, in configure_optimizers,"
-                " hubring.DistributedOptimizer; or torchrun instead of Hubring"
-            )
-        start(*arguments, **options)
-
-    if "LOCAL_RANK" in given and "MASTER_PORT" not in given and given.get("WORLD_SIZE") != "1":
-        dist.init_process_group = checked
-    try:
-        yield
-    finally:
-        dist.init_process_group = start
 
 
 def _shared_memory_hint(error: BaseException) -> str:
@@ -312,13 +284,19 @@ def _call(action: Callable[[], object], shown: list[BaseException]) -> None:
             if _exit_code(end):
                 raise
         except BaseException as error:
-            if sys.excepthook is not hook and _stop_code() is None and _shows(error):
+            if _shows_errors(hook, error) and _stop_code() is None and _shows(error):
                 shown.append(error)
             raise
         _end_threads()
     worker = context.started()
     if worker is not None and worker.leaving:  # only a thread of the script got the error, or it was caught
         raise Preempted("stopped on request", worker.stop_code or Preempted.exit_code)
+
+
+def _shows_errors(before: object, error: BaseException) -> bool:
+    """Whether the script has set an error hook. That of torch's groups adds nothing to our own errors."""
+    of_torch = getattr(sys.excepthook, "__module__", "") == "torch.distributed.distributed_c10d"
+    return sys.excepthook is not before and not (of_torch and _own(error) is not None)
 
 
 def _shows(error: BaseException) -> bool:
@@ -373,7 +351,8 @@ def _leave(outcome: ScriptOutcome, reason: LeaveReason) -> None:
 
 
 def _warn_unused_server(outcome: ScriptOutcome, config: WorkerConfig) -> ScriptOutcome:
-    if config.server is not None and not outcome.result and outcome.code == 0:
+    by_ps_run = environment().get(LAUNCHER_VARIABLE) == "ps-run"  # which reports it once, for all workers
+    if config.server is not None and not outcome.result and outcome.code == 0 and not by_ps_run:
         log.warning("the script did not call hubring.init(): it did not join the job at %s", config.server)
     return outcome
 

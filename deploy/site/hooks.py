@@ -15,6 +15,7 @@ ROOT = SITE.parent.parent
 FOLDERS = ("deploy", "ps", "workers")
 
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+WHOLE = re.compile(r"(?<![\w-])(?:--[a-z][\w-]*|ps-[a-z]+)(?![^<]*>)")  # outside of tags
 CODE = re.compile(r"(?ms)(^ *```.*?^ *```$|`[^`\n]+`)")
 
 
@@ -34,6 +35,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = CODE.split(markdown)
     parts[::2] = [LINK.sub(lambda link: _resolved(link, page, files), part) for part in parts[::2]]
     return "".join(parts)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Marks flags and programs, which site.css keeps whole."""
+    return WHOLE.sub(r'<span class="whole">\g<0></span>', html)
 
 
 def _resolved(link: re.Match[str], page: Page, files: Files) -> str:

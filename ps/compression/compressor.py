@@ -60,7 +60,7 @@ def mean_into(out: Tensor, codec: Compressor, contributions: Sequence[Coded], sc
     """Writes the mean of encoded gradients to `out`. Decodes and sums them in the order given.
 
     Args:
-        out: Has the gradients' length and dtype.
+        out: Has the gradients' length, and their dtype or a wider one.
         codec: The codec of all gradients.
         contributions: Payloads that passed `check`.
         scratch: At least as long as `out`, with its dtype.

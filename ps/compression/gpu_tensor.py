@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
+from hubring.ps.core.torch_internals import open_shared_storage, share_storage
 
 CODEC = "cuda-ipc"
 """The codec's name in headers. It is no `--compress` value: workers detect whether they can use it."""
@@ -176,7 +177,7 @@ class CudaMemory:
     def share(self, tensor: Tensor) -> GpuTensor:
         """Returns the tensor's location. The tensor must live as long as another process may read it."""
         with _explained("share memory of"):
-            _, *names = tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+            names = share_storage(tensor)
         return GpuTensor(*names).part(int(tensor.storage_offset()) * tensor.element_size())
 
     def reach(self, there: GpuTensor) -> Tensor:
@@ -187,7 +188,7 @@ class CudaMemory:
         """
         with _explained("reach another process's memory on"):
             *names, _, _ = msgspec.structs.astuple(there)  # `offset` and `ready` are not torch's
-            storage = torch.UntypedStorage._new_shared_cuda(self._device.index, *names)
+            storage = open_shared_storage(self._device.index, tuple(names))
             whole = torch.empty(0, dtype=torch.uint8, device=self._device)
             return whole.set_(storage, 0, (there.nbytes,), (1,))
 

@@ -24,6 +24,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 
 from hubring.ps.config.declaration import declared_settings, default_in_words, flag
+from hubring.ps.config.environment import spare_forks
 from hubring.ps.config.values import file_name_objection
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.standard_streams import fill_missing, is_terminal
@@ -166,6 +167,7 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
         argv: The arguments; None for the process's arguments.
         elsewhere: A hint for an unknown option: where it may belong.
     """
+    spare_forks()
     fill_missing()
     command = get_command(app)
     _offer_json(command)

@@ -26,6 +26,9 @@ Bytes = Annotated[int, Meta(ge=8, description="bytes, at least 8")]
 Seconds = Annotated[float, Meta(gt=0, le=1e7, description="seconds, above 0 and at most 1e7")]
 LogFormat = Literal["text", "json"]
 DeviceName = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$", description="cpu, cuda or cuda:N")]
+ReportTo = Annotated[
+    str, Meta(pattern=r"^(tensorboard|wandb):.", description="tensorboard:FOLDER or wandb:PROJECT")
+]
 JobName = Annotated[
     str,
     Meta(

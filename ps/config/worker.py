@@ -19,7 +19,7 @@ from hubring.ps.config.declaration import (
     flag,
     only_with,
 )
-from hubring.ps.config.values import Bytes, Count, LogFormat, Seconds, Whole, address
+from hubring.ps.config.values import Bytes, Count, LogFormat, ReportTo, Seconds, Whole, address
 from hubring.ps.core import types
 from hubring.ps.core.errors import ConfigError
 
@@ -46,7 +46,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     topology: Annotated[
         Literal["hub", "ring"], data_path("train through a parameter server or an allreduce ring")
     ] = "hub"
-    backend: Annotated[Literal["gloo", "nccl"], data_path("library that runs the ring's allreduce")] = "gloo"
+    backend: Annotated[
+        Literal["shm", "gloo", "nccl"] | None,
+        data_path(
+            "what runs the ring's allreduce: shared memory, Gloo or NCCL",
+            "shm if all workers are on one host, else gloo",
+        ),
+    ] = None
     accelerator: Annotated[
         Literal["auto", "cpu", "cuda"],
         data_path(
@@ -84,6 +90,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         ),
     ] = None
     as_horovod: Annotated[bool, cluster("replace `import horovod.torch` with Hubring")] = False
+    as_gloo: Annotated[
+        bool,
+        cluster(
+            "hub: be the backend of torch.distributed where a script asks for Gloo or for none, as DDP,"
+            " Accelerate, Trainer and Lightning scripts do"
+        ),
+    ] = False
     nodes: Annotated[Count | None, cluster("with --gpus: number of hosts", "from the launcher, or 1")] = None
     gpus: Annotated[
         Count | None,
@@ -105,6 +118,13 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     ] = "auto"
     job: Annotated[Literal["digits", "char-lm"], cluster("built-in job to train without a script")] = "digits"
     record: Annotated[Path | None, debugging("file for one JSON line per step")] = None
+    report_to: Annotated[
+        ReportTo | None,
+        debugging(
+            "also send rank 0's hubring.report(...) to TensorBoard or Weights & Biases: tensorboard:FOLDER or"
+            " wandb:PROJECT"
+        ),
+    ] = None
     trace: Annotated[Path | None, debugging("folder for a Perfetto trace of this worker")] = None
     save_parameters: Annotated[Path | None, checkpoint("file for the last parameters, from rank 0")] = None
     save_parameters_at: Annotated[

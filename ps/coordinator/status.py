@@ -17,11 +17,16 @@ from hubring.ps.job.outcome import JobOutcome
 from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY
 from hubring.ps.transport.host import bracketed, reachable
 
-_SHOWN = ("samples", "metrics", "cpu_seconds", "memory_bytes", "gpu_bytes")
+_SHOWN = ("samples", "total_steps", "metrics", "cpu_seconds", "memory_bytes", "gpu_bytes", "gpu_use")
 
 
-def worker_rows(job: Job, now: float) -> list[dict[str, Any]]:
-    """Returns the last report of each worker, in rank order; `loss` is None if it is not finite."""
+def worker_rows(job: Job, now: float, *, together: bool) -> list[dict[str, Any]]:
+    """Returns the last report of each worker, in rank order; `loss` is None if it is not finite.
+
+    With `together`, a step takes all workers: once one has completed it, the others have completed the one
+    before, even if their last report is older.
+    """
+    newest = max((each.step for each in job.progress.values()), default=0)  # also of those that left
     rows = []
     for member in job.members:
         progress = job.progress[member.rank]
@@ -31,7 +36,7 @@ def worker_rows(job: Job, now: float) -> list[dict[str, Any]]:
                 "rank": member.rank,
                 "host": member.host,
                 "pid": member.pid,
-                "step": progress.step,
+                "step": max(progress.step, newest - 1) if together else progress.step,
                 "loss": progress.loss if math.isfinite(progress.loss) else None,
                 "steps_per_second": round(progress.step_rate.rate, 3),
                 "samples_per_second": round(progress.sample_rate.rate, 3),
@@ -98,6 +103,7 @@ class StatusReporter:
         """Returns the status with these rows of the shards."""
         hub, now = self._coordinator, self._clock.now()
         job, config, checkpoints = hub.job, hub.config, hub.checkpoints
+        workers = worker_rows(job, now, together=job.topology == "ring" or hub.consistency.stable)
         replace = f"ps-worker --server {bracketed(reachable(config.host))}:{config.port}"
         return {
             "version": self._version,
@@ -117,10 +123,10 @@ class StatusReporter:
             "failure": str(hub.failure or job.failure or ""),
             "world_size": job.world_size or config.workers,
             "lease_seconds": config.lease,
-            "step": job.step,
+            "step": min((row["step"] for row in workers), default=job.step),
             "progress": job.completion.part,
             "seconds_left": job.completion.seconds_left(now),
-            "workers": worker_rows(job, now),
+            "workers": workers,
             "shards": with_heartbeat_ages(shards, hub.fleet, now),
             "shards_wanted": hub.quorum.shards_wanted,
             "failovers": hub.failovers,

@@ -7,6 +7,7 @@ import re
 import resource
 import sys
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -134,12 +135,24 @@ def usage() -> Usage:
     status = _open_once("/proc/self/status", os.O_RDONLY)
     peak, memory = (int(size) << 10 for size in _MEMORY.findall(os.pread(status, 8192, 0)))
     cpu = resource.getrusage(resource.RUSAGE_SELF)
-    return Usage(round((cpu.ru_utime + cpu.ru_stime) * 1e9), peak, memory, _gpu_bytes())
+    return Usage(round((cpu.ru_utime + cpu.ru_stime) * 1e9), peak, memory, sum(_gpu_memory().values()))
 
 
-def _gpu_bytes() -> int:
+def gpu_use() -> float | None:
+    """Returns the part of the last moments in which this process's GPUs computed, from 0 to 1.
+
+    Other processes' work counts too. None without a GPU, without the package `nvidia-ml-py`, or where the GPU
+    does not report it (MIG).
+    """
+    with suppress(Exception):  # errors of that package have no public class
+        used = [sys.modules["torch.cuda"].utilization(index) for index, held in _gpu_memory().items() if held]
+        return sum(used) / len(used) / 100 if used else None
+    return None
+
+
+def _gpu_memory() -> dict[int, int]:
+    """Returns the bytes that torch holds on each GPU. Makes no CUDA context in a process that has none."""
     cuda = sys.modules.get("torch.cuda")
-    # Reads counters of torch's allocator, and makes no CUDA context in a process that has none.
     if cuda is None or not cuda.is_initialized():
-        return 0
-    return sum(cuda.memory_reserved(index) for index in range(cuda.device_count()))
+        return {}
+    return {index: cuda.memory_reserved(index) for index in range(cuda.device_count())}

@@ -7,15 +7,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 STEP = "step"
 """The one tensor of torch's optimizers that counts a parameter's steps; the others have its shape."""
 
+MASTER = "master"
+"""float32 parameters, where those of the model have half precision: what the hub steps. Where there
+is none, or a zero for a parameter that is not zero, the parameter is its master."""
+
 RESIDUAL = "residual"
 """The one tensor of a mean's state: what its compression has left out so far."""
 
 _FRESH, _CUTS = "fresh", "cuts"
+
+
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns in which dtype the hub steps parameters of this one, and keeps their state."""
+    import torch
+
+    return torch.float32 if dtype.itemsize < 4 else dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +36,10 @@ class OptimizerState:
 
     Attributes:
         tensors: By torch's name. "step" has one float32 for each parameter with elements in the slice, in
-            order. Every other tensor is flat, with the slice's length and dtype. Empty: all are fresh.
-        fresh: The parameters without state, by their index in "step"; the tensors hold zeros for them.
+            order. Every other tensor is flat, with the slice's length and `state_dtype`. Empty: all are
+            fresh.
+        fresh: The parameters without state, by their index in "step"; the tensors, but for the master,
+            hold zeros for them.
         cuts: The parameters before which a shard steps apart from the one before, which can round
             differently. A checkpoint keeps it, a message does not.
     """

@@ -18,7 +18,8 @@ EXTRAS = {
     "mpi4py": ("mpi4py", "peers-mpi"),
     "ray": ("ray", "ray"),
     "sklearn": ("scikit-learn", "demo"),
-    "tensorboardX": ("tensorboardX", "demo"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "wandb": ("wandb", "wandb"),
 }
 """For each module, the package that contains it and an extra in pyproject.toml that requires the package."""
 
@@ -28,7 +29,9 @@ JOBS = {"digits": "sklearn"}
 
 def missing(module: str) -> str:
     """Returns which package to install for a module of `EXTRAS`; empty if the module is installed."""
-    return "" if find_spec(module) is not None else how_to_install(module)
+    found = find_spec(module)
+    # A folder of that name, such as W&B's own `wandb/`, is found too, and has no origin.
+    return "" if found is not None and found.origin else how_to_install(module)
 
 
 def how_to_install(module: str) -> str:
@@ -62,6 +65,24 @@ def require_for_job(job: str | None) -> None:
     """
     if job in JOBS and (text := missing(JOBS[job])):
         raise ConfigError(f"job {job}: {text}; or use --job char-lm, which needs no extra package")
+
+
+NEWEST_TORCH = "2.14"
+"""The newest release of torch that `.ci/run` tests."""
+
+TESTED_TORCH = f"pip install 'torch=={NEWEST_TORCH}.*'"
+"""The command that installs it."""
+
+
+def untested_torch(version: str) -> str:
+    """Returns a warning if this release of torch is newer than the tested ones, else an empty string."""
+    from packaging.version import Version  # here: `import hubring` must not take its time
+
+    if Version(version).release[:2] <= Version(NEWEST_TORCH).release:
+        return ""
+    return (
+        f"torch {version} is newer than torch {NEWEST_TORCH}, the newest release that Hubring was tested with"
+    )
 
 
 PACKAGES = ("cloudpickle", "google", "grpc", "msgspec", "numpy", "safetensors", "torch", "zmq")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hubring.ps.config.sources import faults, load_server, load_worker
 from hubring.ps.config.values import is_loopback
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.packages import TESTED_TORCH, untested_torch
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.doctor.check import (
     LOOPBACK,
@@ -101,6 +101,8 @@ def judge_torch(version: str, instructions: str, right: bool, needed: Requiremen
         found = f"torch {version} computes a wrong product of two matrices of ones"
         fix = f"pip install --force-reinstall torch; if that does not help, {_OLD_PROCESSOR}"
         return failure(TORCH, found, fix)
+    if newer := untested_torch(version):
+        return warning(TORCH, newer, TESTED_TORCH)
     return ok(TORCH, f"{version}, computes with {instructions}")
 
 
@@ -338,24 +340,24 @@ def _gloo_trouble(address: str, seconds: float) -> str:
         return "torch is built without Gloo"
     from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-    limit, store = timedelta(seconds=seconds), HashStore()
+    store = HashStore()
 
     def allreduce() -> list[Tensor]:
         with ThreadPoolExecutor(RANKS) as threads:
-            ranks = [threads.submit(_add, rank, address, store, limit) for rank in range(RANKS)]
+            ranks = [threads.submit(_add, rank, address, store, seconds) for rank in range(RANKS)]
             return [rank.result() for rank in ranks]
 
     return _trouble(allreduce, "rank ")
 
 
-def _add(rank: int, address: str, store: Any, limit: timedelta) -> Tensor:
+def _add(rank: int, address: str, store: Any, limit: float) -> Tensor:
     import torch
     from torch.distributed import ProcessGroupGloo
 
-    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-    options._timeout = limit
-    group: Any = ProcessGroupGloo(store, rank, RANKS, options)
+    from hubring.ps.core.torch_internals import gloo_group
+
+    device = ProcessGroupGloo.create_device(hostname=address)
+    group = gloo_group(store, rank, RANKS, device, limit)
     part = torch.full((1 << 16,), rank + 1.0, dtype=torch.float32, device="cpu")
     group.allreduce([part]).wait()
     return part

@@ -114,6 +114,8 @@ class Telemetry:
         operation: What it has waited in for some seconds; empty if it does not wait.
         place: The script's line that waits in it.
         held: Whether the operation certainly waits for other workers.
+        total_steps: The step at which training ends; 0 if the script does not report it.
+        gpu_use: Part of the last moments in which its GPUs computed, from 0 to 1; None if it is not known.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -125,6 +127,8 @@ class Telemetry:
     operation: str = ""
     place: str = ""
     held: bool = False
+    total_steps: int = 0
+    gpu_use: float | None = None
 
     def to_proto(self) -> pb.Telemetry:
         sent = asdict(self)
@@ -162,6 +166,8 @@ def from_proto(message: pb.Telemetry) -> Telemetry:
         operation=clean(message.operation, LONGEST_OPERATION),
         place=clean(message.place, LONGEST_OPERATION),
         held=message.held,
+        total_steps=message.total_steps,
+        gpu_use=_share(message.gpu_use) if message.HasField("gpu_use") else None,
     )
 
 
@@ -183,10 +189,16 @@ def reported_progress(reported: Mapping[str, Any], step: int) -> float | None:
             `total_steps` is the step at which training ends.
         step: Completed steps.
     """
-    share, total = reported.get("progress"), reported.get("total_steps")
+    share, total = reported.get("progress"), reported_total(reported)
     if share is not None:
         return _share(share)
-    return min(1.0, step / total) if _is_number(total) and total > 0 else None
+    return min(1.0, step / total) if total else None
+
+
+def reported_total(reported: Mapping[str, Any]) -> int:
+    """Returns the step at which training ends; 0 if the script does not report it."""
+    total = reported.get("total_steps")
+    return int(total) if _is_number(total) and 0 < total < 2**63 else 0
 
 
 def _share(value: Any) -> float | None:

@@ -27,14 +27,15 @@ def banner(config: ServerConfig, address: str, tokens: Path | None, page: Sequen
     constant = {"ssp": f" --staleness {config.staleness}", "backup": f" --backup {config.backup}"}
     mode = config.mode + constant.get(config.mode, "")
     count = f"   # x {config.workers} workers" if config.workers > 1 else ""
-    worker = f"ps-worker --server {address}"
-    if tokens is not None and not is_loopback(config.host):
-        worker += " --token-file COPY"
+    # Clients of this user find only the default file of tokens by themselves.
+    here = f" --token-file {config.token_file}" if config.token_file else ""
+    elsewhere = " --token-file COPY" if tokens is not None and not is_loopback(config.host) else ""
+    worker = f"ps-worker --server {address}{elsewhere or here}"
     lines = [
         f"ps-server on {address}  mode {mode}  shards {shards}",
         f"  workers   {worker}{count}",
         f"  ring      {worker} --topology ring",
-        f"  status    ps-server status {address}",
+        f"  status    ps-server status {address}{here}",
         f"  tokens    {_tokens(tokens, config.host)}",
         *([f"  data      {PLAIN}"] if config.sends_plain else []),
         f"  saves     {_saves(config)}",

@@ -174,16 +174,14 @@ METRICS = (
     Metric("ps_refused_total", "counter", ("reason",), _total("refused"),
            "What the server refused, by reason: no `token`, or beyond a bound, such as `world size`."),
     Metric("ps_failovers_total", "counter", (), _hub("failovers"),
-           "Standbys that have taken the place of a shard or of the coordinator (`--standby`)."),
+           "Shards and coordinators that a standby has replaced (`--standby`)."),
     # A worker that resumes reports 0 before the checkpoint's step. The rate would show a jump.
     Metric("ps_steps_total", "counter", (), _known(_hub("step")),
-           "Steps that all workers have completed, including steps before the checkpoint that the job"
-           " resumed from. Omitted before the first step."),
+           "Steps that all workers have completed, also those before the job was resumed."),
     Metric("ps_progress_ratio", "gauge", (), _hub("progress"),
-           "Part of the job that is done, from 0 to 1. Omitted unless the script reports `progress` or"
-           " `total_steps`."),
+           "Part of the job that is done, from 0 to 1, if the script reports `progress` or `total_steps`."),
     Metric("ps_left_seconds", "gauge", (), _hub("seconds_left"),
-           "Estimated time until the job ends, from `ps_progress_ratio`. Omitted while it is unknown."),
+           "Estimated time until the job ends, from `ps_progress_ratio`."),
     Metric("ps_lease_seconds", "gauge", (), _hub("lease_seconds"),
            "Time without a heartbeat after which a worker or a shard is lost."),
     Metric("ps_checkpoints_total", "counter", (), _hub("checkpoints"),
@@ -192,29 +190,29 @@ METRICS = (
            "Time since the last checkpoint; without one, since the hub was ready for the job. Omitted unless"
            " a job runs whose parameters the hub saves."),
     Metric("ps_checkpoint_interval_seconds", "gauge", (), _hub("checkpoint_every"),
-           "Configured time between checkpoints. Omitted without a checkpoint directory."),
+           "Configured time between checkpoints."),
     # Workers.
     Metric("ps_worker_steps_total", "counter", ("rank",), _known(_workers("step")),
            "Steps that the worker has completed, counted like `ps_steps_total`."),
     Metric("ps_worker_steps_per_second", "gauge", ("rank",), _workers("steps_per_second"),
            "The worker's speed over the last few seconds."),
     Metric("ps_worker_loss", "gauge", ("rank",), _workers("loss"),
-           "The loss that the script reported last. Omitted if there is none or it is not finite."),
+           "The loss that the script reported last. Omitted if it is not finite."),
     Metric("ps_worker_metric", "gauge", ("rank", "metric"), _metrics,
            "The last value of each reported number, at most 12 of them, and the learning rate as `lr`."),
     Metric("ps_worker_samples_total", "counter", ("rank",), _known(_workers("samples")),
-           "Training samples that the script reported. Omitted if it reports none."),
+           "Training samples that the script reported."),
     Metric("ps_worker_cpu_seconds_total", "counter", ("rank",), _known(_workers("cpu_seconds")),
-           "CPU time of the worker's process since it started, without child processes."),
+           "CPU time of the worker's process, without child processes."),
     Metric("ps_worker_memory_bytes", "gauge", ("rank",), _known(_workers("memory_bytes")),
-           "Resident memory of the worker's process, including shared memory."),
+           "Resident memory, including shared memory."),
     Metric("ps_worker_gpu_memory_bytes", "gauge", ("rank",), _known(_workers("gpu_bytes")),
-           "GPU memory that torch holds in the worker's process. Omitted if it uses no GPU."),
+           "GPU memory that torch holds."),
     Metric("ps_worker_waiting_seconds", "gauge", ("rank",), _workers("seconds_waiting"),
-           "Time that the worker has been waiting for others. 0 while it computes."),
+           "Time that the worker has waited for others. 0 while it computes."),
     Metric("ps_worker_heartbeat_age_seconds", "gauge", ("rank",),
            _workers("seconds_since_heartbeat"),
-           "Time since the worker's last heartbeat. Workers send one per second; more with a short lease."),
+           "Time since the last heartbeat; workers send one per second, more with a short lease."),
     # Shards.
     Metric("ps_shards", "gauge", (), _one(lambda report: len(report["shards"])),
            "Registered shards."),
@@ -222,7 +220,7 @@ METRICS = (
            "Shards that the job needs to start. 0 for a ring."),
     Metric("ps_shard_standbys", "gauge", (),
            _one(lambda report: sum(row.get("standby") is not None for row in report["shards"])),
-           "Shards whose standby would take their place without a lost step (`--standby`)."),
+           "Shards that a standby can replace without a lost step (`--standby`)."),
     Metric("ps_shard_up", "gauge", ("shard",), _shards_up,
            "1 if the shard answered within a second. If not, its other metrics are omitted."),
     Metric("ps_shard_heartbeat_age_seconds", "gauge", ("shard",),
@@ -231,31 +229,31 @@ METRICS = (
     Metric("ps_shard_pushes_total", "counter", ("shard",), _shards("pushes"),
            "Gradients that were counted, or will be when their round closes."),
     Metric("ps_shard_duplicates_total", "counter", ("shard",), _shards("duplicates"),
-           "Pushes that the shard had already received. They are not counted again."),
+           "Repeated pushes, which are not counted again."),
     Metric("ps_shard_dropped_total", "counter", ("shard",), _shards("dropped"),
            "Pushes that were too late for their round (`--mode backup`)."),
     Metric("ps_shard_damaged_total", "counter", ("shard",), _shards("damaged"),
-           "Messages that did not match their checksum. They were sent again."),
+           "Messages with a wrong checksum, which were sent again."),
     Metric("ps_shard_refused_total", "counter", ("shard", "reason"), _refused,
            "What the shard refused, by reason: no `token`, or beyond a bound, such as `streams`."),
     Metric("ps_shard_received_bytes_total", "counter", ("shard",), _shards("bytes_in"),
-           "Payload that workers sent to the shard, without headers."),
+           "Payload from workers, without headers."),
     Metric("ps_shard_sent_bytes_total", "counter", ("shard",), _shards("bytes_out"),
-           "Payload that the shard sent to workers, without headers."),
+           "Payload to workers, without headers."),
     Metric("ps_shard_queued_seconds_total", "counter", ("shard",), _shards("queued_seconds"),
            "Time that requests waited for other requests received with them."),
     Metric("ps_shard_handled_seconds_total", "counter", ("shard",), _shards("handled_seconds"),
-           "Time that the shard spent on reading requests, updating and answering."),
+           "Time spent on reading requests, updating and answering."),
     Metric("ps_shard_held_seconds_total", "counter", ("shard", "rank"), _held,
-           "Time that the mode held back answers to this worker. Times of concurrent answers add up."),
+           "Time that the mode held back answers to this worker; concurrent ones add up."),
     Metric("ps_shard_cpu_seconds_total", "counter", ("shard",), _shards("cpu_seconds"),
-           "CPU time of the shard's process since it started."),
+           "CPU time of the shard's process."),
     Metric("ps_shard_peak_bytes", "gauge", ("shard",), _shards("peak_bytes"),
            "Peak memory of the shard's process."),
     Metric("ps_shard_memory_bytes", "gauge", ("shard",), _shards("memory_bytes"),
-           "Resident memory of the shard's process, including shared memory."),
+           "Resident memory, including shared memory."),
     Metric("ps_shard_gpu_memory_bytes", "gauge", ("shard",), _known(_shards("gpu_bytes")),
-           "GPU memory that torch holds in the shard's process. Omitted if it uses no GPU."),
+           "GPU memory that torch holds."),
     Metric("ps_shard_keys", "gauge", ("shard",), _shards("keys"),
            "Slices of the model that the shard holds. 0 if the job does not use the shard."),
     Metric("ps_shard_oldest_version", "gauge", ("shard",), _versions("oldest_version"),
@@ -297,12 +295,11 @@ _PAGE = """\
 # Metrics
 
 `ps-server start` serves these metrics at `/metrics`, on the port of its status page.
-`python -m hubring.ps.observe.metrics` makes this page.
 
 Counters of workers and shards restart with each job; `rate()` and `increase()` allow for that.
 `ps_workers_left_total`, `ps_jobs_total`, `ps_checkpoints_total`, `ps_refused_total` and `ps_failovers_total`
-count from the hub's start, `ps_shard_refused_total` from the shard's. An unknown number is omitted. In a ring
-no gradients pass through the shards, so their counters stay 0.
+count from the hub's start, `ps_shard_refused_total` from the shard's. What is unknown or not used is
+omitted. In a ring no gradients pass through the shards, so their counters stay 0.
 
 | name | type | labels | meaning |
 | --- | --- | --- | --- |

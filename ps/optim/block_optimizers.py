@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.rmsprop import rmsprop as torch_rmsprop
-from torch.optim.sgd import sgd as torch_sgd
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.torch_internals import fused_adagrad, fused_adam, fused_adamw, fused_sgd
 from hubring.ps.core.types import Hyper
 from hubring.ps.optim.fused_mean_step import Divisor, Kernel, OnePass, Options, States, Tensors, one_pass
 from hubring.ps.optim.hyperparameters import OPTIONAL_STATE, check_name, kwargs_of
@@ -41,7 +41,7 @@ def sgd(values: Tensors, gradients: Tensors, states: States, options: Options, d
             for one, state in zip(values, states, strict=True):
                 state["momentum_buffer"] = zeros_like(one)
         buffers = [state["momentum_buffer"] for state in states]
-    torch._fused_sgd_(values, gradients, buffers, **options, is_first_step=first, grad_scale=divisor)
+    fused_sgd(values, gradients, buffers, **options, is_first_step=first, grad_scale=divisor)
 
 
 def adam(values: Tensors, gradients: Tensors, states: States, options: Options, divisor: Divisor) -> None:
@@ -53,7 +53,7 @@ def adam(values: Tensors, gradients: Tensors, states: States, options: Options, 
         if options["amsgrad"] and "max_exp_avg_sq" not in state:
             state["max_exp_avg_sq"] = zeros_like(one)
         state["step"] += 1
-    kernel = torch._fused_adamw_ if options["decoupled_weight_decay"] else torch._fused_adam_
+    kernel = fused_adamw if options["decoupled_weight_decay"] else fused_adam
     kernel(
         values,
         gradients,
@@ -82,7 +82,7 @@ def adagrad(values: Tensors, gradients: Tensors, states: States, options: Option
             state["sum"] = torch.full_like(one, first)
         state["step"] += 1
     sums, steps = [state["sum"] for state in states], [state["step"] for state in states]
-    torch._fused_adagrad_(values, _means(gradients, divisor), sums, steps, **own)
+    fused_adagrad(values, _means(gradients, divisor), sums, steps, **own)
 
 
 def rmsprop(values: Tensors, gradients: Tensors, states: States, options: Options, divisor: Divisor) -> None:
@@ -100,18 +100,6 @@ def rmsprop(values: Tensors, gradients: Tensors, states: States, options: Option
     torch_rmsprop(values, means, squares, averages, buffers, steps, foreach=False, **options)
 
 
-def unfused_sgd(
-    values: Tensors, gradients: Tensors, states: States, options: Options, divisor: Divisor
-) -> None:
-    """`torch.optim.SGD`'s step for dtypes without a fused kernel."""
-    buffers = [state.get("momentum_buffer") for state in states]
-    means = _means(gradients, divisor)
-    torch_sgd(values, means, buffers, foreach=False, fused=False, **options)
-    for state, buffer in zip(states, buffers, strict=True):
-        if buffer is not None:
-            state["momentum_buffer"] = buffer
-
-
 def _means(gradients: list[Tensor], divisor: Tensor | None) -> list[Tensor]:
     return gradients if divisor is None else [gradient.div_(divisor.item()) for gradient in gradients]
 
@@ -119,18 +107,10 @@ def _means(gradients: list[Tensor], divisor: Tensor | None) -> list[Tensor]:
 KERNELS: Mapping[str, Kernel] = {"SGD": sgd, "Adam": adam, "AdamW": adam}
 """Fused kernels by the optimizer's name, on any device."""
 
-CPU_KERNELS: Mapping[str, Kernel] = {"SGD": unfused_sgd, "Adagrad": adagrad, "RMSprop": rmsprop}
+CPU_KERNELS: Mapping[str, Kernel] = {"Adagrad": adagrad, "RMSprop": rmsprop}
 """The others, which only the CPU has."""
 
 _CPU = torch.device("cpu")
-_FULL = frozenset({torch.float32, torch.float64})
-_FUSED: Mapping[str, frozenset[torch.dtype]] = {
-    # torch 2.13's fused SGD updates only the last few elements of half-precision tensors (pytorch#191763).
-    "SGD": _FULL,
-    "Adam": _FULL | {torch.float16, torch.bfloat16},
-    "AdamW": _FULL | {torch.float16, torch.bfloat16},
-}
-"""The dtypes of `KERNELS`, which are 3 to 10 times as fast as torch's loop on a 4 MiB slice."""
 
 
 class SliceStep:
@@ -147,7 +127,13 @@ class SliceStep:
         """
 
     def step(
-        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+        self,
+        values: Tensor,
+        gradients: Sequence[Tensor],
+        count: int,
+        hyper: Hyper,
+        scratch: Tensor,
+        rounded: Tensor | None = None,
     ) -> None:
         """Updates `values` in place with the mean of `count` gradients.
 
@@ -156,7 +142,9 @@ class SliceStep:
             gradients: The gradients, only read; or their sum alone, which must be in `scratch`.
             count: At least one.
             hyper: Hyperparameters of this step.
-            scratch: At least as long as the values, with the same dtype; overwritten.
+            scratch: At least as long as the values, overwritten. If the gradients have half precision, it is
+                float32.
+            rounded: Gets an optimizer's new values, in its own dtype; None: nothing does.
 
         Raises:
             NonFinite: The sum has a NaN or an infinity that must be refused. The affected elements are
@@ -189,8 +177,8 @@ class FusedStep(SliceStep):
         self._hyper: Hyper | None = None
         self._options: dict[str, Any] = {}
         self._divisors: dict[int, Tensor | None] = {1: None}
-        self._made: dict[int, OnePass | None] = {}
-        """Compiled loops for the current hyperparameters, by number of gradients."""
+        self._made: dict[tuple[int, torch.dtype], OnePass | None] = {}
+        """Compiled loops for the current hyperparameters, by number of gradients and their dtype."""
 
     def check(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
@@ -213,13 +201,19 @@ class FusedStep(SliceStep):
                 )
 
     def step(
-        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+        self,
+        values: Tensor,
+        gradients: Sequence[Tensor],
+        count: int,
+        hyper: Hyper,
+        scratch: Tensor,
+        rounded: Tensor | None = None,
     ) -> None:
         if hyper != self._hyper:
             self.check(hyper)
-        made = self._one_pass(len(gradients)) if fits_loops(values) else None
+        made = self._one_pass(gradients, rounded) if fits_loops(values) else None
         if made is not None and made.fits(values, self.held):
-            elements = made(values, gradients, count, self.held, self._options)
+            elements = made(values, gradients, count, self.held, self._options, rounded)
             if self._finite and not isfinite(elements):
                 finite_sum(gradients, scratch)  # raises, unless only the sum of the elements overflows
             return
@@ -228,13 +222,22 @@ class FusedStep(SliceStep):
         # The kernel divides too, which saves a pass over memory: 10 % of a round.
         total = self._sum(gradients, scratch)
         self.kernel([values], [total], [self.held], self._options, self._divisors[count])
+        if rounded is not None:
+            rounded.copy_(values)
 
-    def _one_pass(self, gradients: int) -> OnePass | None:
-        if gradients not in self._made:
-            self._made[gradients] = one_pass(
-                self._name, self.kernel, gradients, self._options, finite=self._finite
+    def _one_pass(self, gradients: Sequence[Tensor], rounded: Tensor | None) -> OnePass | None:
+        count, reads, writes = len(gradients), gradients[0].dtype, None if rounded is None else rounded.dtype
+        if (count, reads) not in self._made:
+            self._made[count, reads] = one_pass(
+                self._name,
+                self.kernel,
+                count,
+                self._options,
+                finite=self._finite,
+                reads=reads,
+                writes=writes,
             )
-        return self._made[gradients]
+        return self._made[count, reads]
 
     def state(self) -> dict[str, Tensor]:
         return dict(self.held)
@@ -272,10 +275,8 @@ def step_together(
         )
 
 
-def optimizer_for(
-    name: str, dtype: torch.dtype, device: torch.device = _CPU, *, finite: bool = False
-) -> SliceStep:
-    """Returns the optimizer for a slice with this `BucketSpec.optimizer` and dtype on this device.
+def optimizer_for(name: str, device: torch.device = _CPU, *, finite: bool = False) -> SliceStep:
+    """Returns the optimizer for a slice with this `BucketSpec.optimizer` on this device.
 
     With `finite`, an optimizer refuses gradients that are not finite. A mean for the workers' optimizers is
     not checked, because the workers check it.
@@ -286,12 +287,11 @@ def optimizer_for(
     if not name:
         return SliceStep()
     check_name(name)
-    if name in KERNELS and dtype in _FUSED[name]:
+    if name in KERNELS:
         return FusedStep(name, KERNELS[name], finite=finite)
     if device.type != "cpu":
         raise ConfigError(
-            f"the hub does not support {name} with {dtype} on {device}; use one of {', '.join(KERNELS)} (SGD"
-            " only with float32 or float64), restart the server with --device cpu, or start the workers with"
-            " --aggregate"
+            f"the hub does not support {name} on {device}; use one of {', '.join(KERNELS)}, restart the"
+            " server with --device cpu, or start the workers with --aggregate"
         )
     return FusedStep(name, CPU_KERNELS[name], finite=finite)

@@ -1,5 +1,7 @@
 """A slice's optimizer, applied block by block.
 
+Values of half precision are a copy, rounded to nearest even, of a float32 master, which is what is stepped.
+
 torch's kernels need the sum of the gradients first. The sum of one block is still in the cache for the step.
 
 Law: the blocks ignore parameters that have been stepped alike so far. Where the hyperparameters of neighbors
@@ -25,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.optimizer_state import STEP, OptimizerState
+from hubring.ps.core.optimizer_state import MASTER, STEP, OptimizerState, state_dtype
 from hubring.ps.core.types import HyperTable, StepHyper
 from hubring.ps.optim.block_optimizers import FusedStep, SliceStep, optimizer_for, step_together
 from hubring.ps.optim.hyperparameters import OPTIONAL_STATE, STATE, kwargs_of
@@ -43,6 +45,8 @@ class _Block(NamedTuple):
 
     part: slice
     values: Tensor
+    rounded: Tensor | None
+    """The values as workers get them, if those are their master."""
     optimizer: SliceStep
     parameters: range
 
@@ -78,6 +82,10 @@ class BlockSteps:
         parameters: The elements of each parameter in the slice, in order and without gaps; None if there is
             one parameter.
 
+    Attributes:
+        dtype: In which gradients are summed, and stepped with.
+        stepped: What the optimizer steps: the values, or their master.
+
     Raises:
         ConfigError: The hub does not support this optimizer.
     """
@@ -86,11 +94,15 @@ class BlockSteps:
         self, name: str, values: Tensor, *, finite: bool = True, parameters: Sequence[slice] | None = None
     ) -> None:
         self._name = name
-        self._values = values
-        self._make = partial(optimizer_for, name, values.dtype, values.device, finite=finite)
+        self._values = self.stepped = values
+        self.dtype = state_dtype(values.dtype)
+        self._has_master = bool(name) and self.dtype is not values.dtype
+        if self._has_master:
+            self.stepped = zeros_like(values, self.dtype).copy_(values)
+        self._make = partial(optimizer_for, name, values.device, finite=finite)
         self._sum = finite_sum if finite else summed
         on_cpu = values.device.type == "cpu"
-        self._most = BLOCK_BYTES // values.element_size() if on_cpu else max(values.numel(), 1)
+        self._most = BLOCK_BYTES // self.stepped.element_size() if on_cpu else max(values.numel(), 1)
         self._cuts: tuple[int, ...] = ()
         self._cut_for: tuple[int, ...] = ()
         self._blocks: list[_Block] = []
@@ -144,9 +156,9 @@ class BlockSteps:
         """Updates the values with the mean of `gradients`, summed in this order, as the ring does.
 
         Args:
-            gradients: Flat, with the values' length and dtype; only read.
+            gradients: Flat, with the values' length and their dtype, or `dtype`; only read.
             hyper: Hyperparameters of this step.
-            scratch: At least as long as a block, with the same dtype.
+            scratch: At least as long as a block, of `dtype`.
             absent: Parameters, by index, whose values and state stay as they are.
             count: The number of gradients, if `gradients` is their sum alone.
 
@@ -157,12 +169,12 @@ class BlockSteps:
         if isinstance(hyper, HyperTable) or absent or len(self._cuts) > 1:
             self._step_apart(gradients, hyper, scratch, absent, count or len(gradients))
             return
-        for part, values, optimizer, _ in self._blocks:
+        for part, values, rounded, optimizer, _ in self._blocks:
             # A single block is not sliced: for small tensors slicing costs as much as the sum.
             parts = gradients if len(self._blocks) == 1 else [gradient[part] for gradient in gradients]
             if count is not None and count > 1:  # a kernel may overwrite the sum
                 parts = [scratch[: values.numel()].copy_(parts[0])]
-            optimizer.step(values, parts, count or len(gradients), hyper, scratch)
+            optimizer.step(values, parts, count or len(gradients), hyper, scratch, rounded)
 
     def _step_apart(
         self,
@@ -194,7 +206,8 @@ class BlockSteps:
                 (values,) = some.values
                 if len(parts) == 1 and count > 1:  # a kernel may overwrite the sum
                     parts = [scratch[: values.numel()].copy_(parts[0])]
-                some.blocks[0].optimizer.step(values, parts, count, table.rows[rows[0]], scratch)
+                (block,) = some.blocks
+                block.optimizer.step(values, parts, count, table.rows[rows[0]], scratch, block.rounded)
                 continue
             whole, sums = some.sums(scratch)
             total = self._sum(parts, whole)
@@ -202,6 +215,19 @@ class BlockSteps:
                 whole.copy_(total)
             options = [self._options[row] for row in rows]
             step_together(some.values, sums, some.steps, options, self._divisors[count])
+            if self._has_master:
+                self._values[some.part].copy_(self.stepped[some.part])
+
+    def write(self, values: Tensor) -> None:
+        """Replaces the values; where they are what they were, their master stays."""
+        self._values.copy_(values)
+        if self._has_master:
+            self._load_master(self.stepped)
+
+    def _load_master(self, master: Tensor) -> None:
+        """Takes a master over where the values are its rounded ones, elsewhere the values themselves."""
+        held, rounded = (one.view(torch.int16) for one in (self._values, master.to(self._values.dtype)))
+        self.stepped.copy_(torch.where(held == rounded, master, self._values))
 
     def state(self) -> OptimizerState:
         """Returns a copy of the optimizer's state."""
@@ -212,6 +238,11 @@ class BlockSteps:
         }
         pairs = zip(self._blocks, states, strict=True)
         fresh = {parameter for block, state in pairs if not state for parameter in block.parameters}
+        if self._has_master and not torch.equal(self.stepped, self._values.to(self.stepped.dtype)):
+            tensors[MASTER] = self.stepped.clone()
+            # Where there is nothing else, as with plain SGD, a master alone is a state.
+            alike = self.stepped == self._values
+            fresh = {at for at in fresh if bool(alike[self._parameters[at]].all())}
         cuts = self._cuts if len(self._cuts) > 1 else ()
         return OptimizerState(tensors, tuple(sorted(fresh)) if tensors else (), cuts)
 
@@ -224,20 +255,22 @@ class BlockSteps:
     def load(self, state: OptimizerState) -> None:
         """Replaces the optimizer's state with a copy of one from `state()`; without tensors it is fresh."""
         self.checked = None  # whether an option can be used depends on the state
+        if self._has_master:
+            self._load_master(state.tensors.get(MASTER, self._values).to(self.stepped))
         count = len(self._parameters)
-        fresh = frozenset(state.fresh if state.tensors else range(count))
-        steps = state.tensors[STEP].tolist() if STEP in state.tensors else [0.0] * count
+        tensors = {name: tensor for name, tensor in state.tensors.items() if name != MASTER}
+        fresh = frozenset(state.fresh if tensors else range(count))
+        steps = tensors[STEP].tolist() if STEP in tensors else [0.0] * count
         kinds = [(at in fresh, steps[at]) for at in range(count)]
         self._cut_before([0, *state.cuts, *(at for at in range(1, count) if kinds[at] != kinds[at - 1])])
-        for part, values, optimizer, parameters in self._blocks:
+        for part, values, _, optimizer, parameters in self._blocks:
             first = parameters[0]
-            own = {} if first in fresh else state.tensors
-            optimizer.load(
-                {
-                    name: _copied((tensor[first] if name == STEP else tensor[part]).to(values.device))
-                    for name, tensor in own.items()
-                }
-            )
+            kept = {
+                name: tensor[first] if name == STEP else tensor[part].to(values.dtype)
+                for name, tensor in tensors.items()
+                if first not in fresh
+            }
+            optimizer.load({name: _copied(tensor.to(values.device)) for name, tensor in kept.items()})
 
     def _cut_before(self, parameters: Iterable[int]) -> None:
         """Gives these parameters blocks that begin with them, beside those that have some."""
@@ -256,7 +289,8 @@ class BlockSteps:
         first, last = self._parameters[parameters[0]], self._parameters[parameters[-1]]
         for start in range(first.start, max(last.stop, 1), self._most):
             part = slice(start, min(start + self._most, max(last.stop, 1)))
-            yield _Block(part, self._values[part], self._make(), parameters)
+            rounded = self._values[part] if self._has_master else None
+            yield _Block(part, self.stepped[part], rounded, self._make(), parameters)
 
     def _steps(self, states: Sequence[dict[str, Tensor]]) -> Tensor:
         """Returns the number of steps of each parameter."""

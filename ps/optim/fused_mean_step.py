@@ -63,10 +63,20 @@ class OnePass:
         gradients: How many gradients are summed.
         options: They fix which options are zero, and the direction of the step.
         finite: Whether elements stay unchanged where the sum of the gradients is NaN or infinite.
+        reads: The dtype of the gradients, which are summed in float32.
+        writes: The dtype of what gets the values, rounded; None: nothing does.
     """
 
     def __init__(
-        self, step: StepArithmetic, kernel: Kernel, gradients: int, options: Options, *, finite: bool
+        self,
+        step: StepArithmetic,
+        kernel: Kernel,
+        gradients: int,
+        options: Options,
+        *,
+        finite: bool,
+        reads: torch.dtype,
+        writes: torch.dtype | None,
     ) -> None:
         self._step = step
         self._kernel = kernel
@@ -86,7 +96,10 @@ class OnePass:
 
         from hubring.ps.optim.llvm_loops import Loop
 
-        self._loop = Loop(1 + len(step.state), gradients, ["count", *names], body, adds_up=finite)
+        many = 1 + len(step.state)
+        self._loop = Loop(
+            many, gradients, ["count", *names], body, adds_up=finite, reads=reads, writes=writes
+        )
 
     def fits(self, values: Tensor, state: State) -> bool:
         """Returns whether the state fits these values. torch's kernel makes the first step and the state.
@@ -100,16 +113,23 @@ class OnePass:
         )
 
     def __call__(
-        self, values: Tensor, gradients: Sequence[Tensor], count: int, state: State, options: Options
+        self,
+        values: Tensor,
+        gradients: Sequence[Tensor],
+        count: int,
+        state: State,
+        options: Options,
+        rounded: Tensor | None = None,
     ) -> float:
         """Updates values and state, as torch's kernel does with the sum of the gradients.
 
         Args:
-            values: Flat, contiguous, float32, like all other tensors; at least one vector long.
-            gradients: The number of gradients from `__init__`; only read.
+            values: Flat, contiguous, float32, like the state; at least one vector long.
+            gradients: The number of gradients from `__init__`, in its dtype; only read.
             count: The divisor of the sum.
             state: The state that torch's kernel created.
             options: torch's options, with zeros where the options of `__init__` have zeros.
+            rounded: Gets the new values, in the dtype that `__init__` writes.
 
         Returns:
             With `finite`, the sum of all elements of the gradients' sum, which is finite only if each
@@ -132,11 +152,13 @@ class OnePass:
                 elements = float(total.sum())  # before the kernel, which may overwrite it
             divisor = torch.tensor(float(count), dtype=torch.float32, device="cpu")
             self._kernel([values[whole:]], [total], [rest], options, divisor)
+            if rounded is not None:
+                rounded[whole:].copy_(values[whole:])
         elif "step" in state:
             state["step"] += 1
         numbers = {"count": float(count), **self._step.numbers(options, state)}
         changed = [values, *(state[name] for name in self._step.state)]
-        return elements + self._loop(changed, gradients, numbers)
+        return elements + self._loop(changed, gradients, numbers, () if rounded is None else (rounded,))
 
 
 _SAMPLE: Options = {
@@ -150,7 +172,16 @@ _SAMPLE: Options = {
 """Numbers with which a loop is compared with torch's kernel."""
 
 
-def one_pass(name: str, kernel: Kernel, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
+def one_pass(
+    name: str,
+    kernel: Kernel,
+    gradients: int,
+    options: Options,
+    *,
+    finite: bool,
+    reads: torch.dtype = torch.float32,
+    writes: torch.dtype | None = None,
+) -> OnePass | None:
     """Returns a replacement for torch's fused kernel; None if there is none.
 
     Args:
@@ -159,24 +190,37 @@ def one_pass(name: str, kernel: Kernel, gradients: int, options: Options, *, fin
         gradients: How many gradients are summed.
         options: The options that are zero select the arithmetic.
         finite: Whether elements stay unchanged where the sum of the gradients is NaN or infinite.
+        reads: The dtype of the gradients: float32, or one of half precision.
+        writes: The dtype of what gets the values, rounded; None: nothing does.
     """
     if name not in _ARITHMETIC or gradients > MOST or not loops_work():
+        return None
+    from hubring.ps.optim.llvm_loops import converts
+
+    if not (converts(reads) and (writes is None or converts(writes))):
         return None
     if name != "SGD" and (options["amsgrad"] or options["betas"][0] < _LEAST_BETA):
         return None
     nonzero = {option: number for option, number in _SAMPLE.items() if options.get(option)}
     sample = {**options, **nonzero, "lr": _SAMPLE["lr"]}
-    return _compiled(name, kernel, gradients, tuple(sample.items()), finite)
+    return _compiled(name, kernel, gradients, tuple(sample.items()), finite, reads, writes)
 
 
 @cache
 def _compiled(
-    name: str, kernel: Kernel, gradients: int, sample: tuple[tuple[str, Any], ...], finite: bool
+    name: str,
+    kernel: Kernel,
+    gradients: int,
+    sample: tuple[tuple[str, Any], ...],
+    finite: bool,
+    reads: torch.dtype,
+    writes: torch.dtype | None,
 ) -> OnePass | None:
     """Compiles the step; returns None if its results on random numbers differ bitwise from torch's."""
     options = dict(sample)
-    made = OnePass(_ARITHMETIC[name](options), kernel, gradients, options, finite=finite)
-    if _agrees(made, kernel, gradients, options):
+    arithmetic = _ARITHMETIC[name](options)
+    made = OnePass(arithmetic, kernel, gradients, options, finite=finite, reads=reads, writes=writes)
+    if _agrees(made, kernel, gradients, options, reads, writes):
         return made
     log.info("%s uses torch's kernel: the compiled loop rounds differently on this processor", name)
     return None
@@ -241,13 +285,22 @@ def _adam(options: Options) -> StepArithmetic:
 _ARITHMETIC = {"SGD": _sgd, "Adam": _adam, "AdamW": _adam}
 
 
-def _agrees(made: OnePass, kernel: Kernel, gradients: int, options: Options) -> bool:
+def _agrees(
+    made: OnePass,
+    kernel: Kernel,
+    gradients: int,
+    options: Options,
+    reads: torch.dtype,
+    writes: torch.dtype | None,
+) -> bool:
     """Returns whether two steps of both, after a first step of torch's kernel, are bitwise equal."""
     source = torch.Generator().manual_seed(0)
     values, *parts = (
         torch.randn(64 * 16 + 5, generator=source, dtype=torch.float32, device="cpu")
         for _ in range(1 + gradients)
     )
+    parts = [part.to(reads) for part in parts]
+    rounded = None if writes is None else values.to(writes)
     divisor, state = torch.tensor(float(gradients), dtype=torch.float32, device="cpu"), State()
 
     def step_by_torch() -> None:
@@ -257,7 +310,9 @@ def _agrees(made: OnePass, kernel: Kernel, gradients: int, options: Options) -> 
     own, own_state = values.clone(), {name: tensor.clone() for name, tensor in state.items()}
     for _ in range(2):
         step_by_torch()
-        made(own, parts, gradients, own_state, options)
+        made(own, parts, gradients, own_state, options, rounded)
+    if rounded is not None and not torch.equal(rounded, values.to(rounded.dtype)):
+        return False
     return _bits(own) == _bits(values) and all(_bits(own_state[name]) == _bits(state[name]) for name in state)
 
 

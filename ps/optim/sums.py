@@ -68,11 +68,11 @@ def zeros(numel: int, dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(huge_pages.memory(nbytes), dtype=dtype)
 
 
-def zeros_like(tensor: Tensor) -> Tensor:
+def zeros_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Returns a tensor as `torch.zeros_like` does, on the tensor's device."""
     if tensor.device.type != "cpu":
-        return torch.zeros_like(tensor)
-    return zeros(tensor.numel(), tensor.dtype).view(tensor.shape)
+        return torch.zeros_like(tensor, dtype=dtype)
+    return zeros(tensor.numel(), dtype or tensor.dtype).view(tensor.shape)
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -94,17 +94,21 @@ with SGD, and 0.183 instead of 0.157 with Adam."""
 
 
 def summed(gradients: Sequence[Tensor], scratch: Tensor) -> Tensor:
-    """Returns the sum, in the front of `scratch`; a single gradient is returned itself.
+    """Returns the sum, in the front of `scratch`; a single gradient of its dtype is returned itself.
 
     Args:
         gradients: Flat, of one length and dtype; only read.
-        scratch: At least as long, with the same dtype.
+        scratch: At least as long, with the same dtype or a wider one, in which they are then summed.
     """
-    if len(gradients) == 1:
+    alike = gradients[0].dtype is scratch.dtype
+    if alike and len(gradients) == 1:
         return gradients[0]
     total = scratch[: gradients[0].numel()]
-    torch.add(gradients[0], gradients[1], out=total)
-    for gradient in gradients[2:]:
+    if alike:
+        torch.add(gradients[0], gradients[1], out=total)
+    else:
+        total.copy_(gradients[0])
+    for gradient in gradients[2 if alike else 1 :]:
         total.add_(gradient)
     return total
 

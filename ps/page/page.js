@@ -55,27 +55,22 @@ function replace(id, html) {
 const SVG = "http://www.w3.org/2000/svg"
 let pointed = null // the chart under the pointer, by id, and the pointer's place in the window
 
-function timeText(seconds) {
-  const minutes = Math.floor(seconds / 60)
-  return minutes < 1 ? `${seconds} s` : minutes < 60 ? `${minutes} min ${seconds % 60} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`
-}
-
-// Shows a curve's value under the pointer in its caption, with a line at its time.
+// Shows a curve's value under the pointer in its caption, with a line at its step.
 function showValue(chart, x) {
-  const times = chart.dataset.times.split(" ").map(Number)
+  const steps = chart.dataset.steps.split(" ").map(Number)
   const values = chart.dataset.values.split(" ")
   const area = chart.querySelector("svg").getBoundingClientRect()
-  const first = times[0], across = times[times.length - 1] - first || 1
-  const time = first + across * (x - area.left) / area.width
-  const near = times.reduce((best, each, index) => Math.abs(each - time) < Math.abs(times[best] - time) ? index : best, 0)
+  const first = steps[0], across = steps[steps.length - 1] - first || 1
+  const step = first + across * (x - area.left) / area.width
+  const near = steps.reduce((best, each, index) => Math.abs(each - step) < Math.abs(steps[best] - step) ? index : best, 0)
   let line = chart.querySelector(".pointer")
   if (!line) {
     line = chart.appendChild(document.createElementNS(SVG, "line"))
     line.setAttribute("class", "pointer")
     line.setAttribute("y2", "100%")
   }
-  for (const end of ["x1", "x2"]) line.setAttribute(end, `${100 * (times[near] - first) / across}%`)
-  chart.closest("figure").querySelector(".value").textContent = `${values[near]} at ${timeText(times[near])}`
+  for (const end of ["x1", "x2"]) line.setAttribute(end, `${100 * (steps[near] - first) / across}%`)
+  chart.closest("figure").querySelector(".value").textContent = `${values[near]} at ${chart.dataset.unit} ${steps[near].toLocaleString("en")}`
 }
 
 function hideValue(chart) {

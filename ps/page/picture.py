@@ -34,7 +34,7 @@ LARGEST, SMALLEST = 20.0, 2.0
 ROW_TOP, ROW_HEIGHT = 324.0, 60.0
 """The row of shards: distance from the top, and height."""
 
-PLACE = {"side": SIDE, "middle": MIDDLE, "rim": RIM}
+PLACE = {"side": SIDE, "middle": MIDDLE}
 """What the template needs of the layout."""
 
 WIDEST, GAP = 104.0, 8.0
@@ -111,8 +111,8 @@ _ALIVE = ("training", "blocked")
 ROOM_FOR_WORDS = 11.0
 """Smallest radius of a worker that shows the rank inside its circle."""
 
-MOST_LABELS = 32
-"""How many ranks are shown next to the workers if the circles are too small for them."""
+RING_LABELS, ARC_LABELS = 32, 16
+"""How many ranks are shown next to a ring's and a hub's workers if the circles are too small for them."""
 
 MANY_LINKS = 64
 """Links are thin if there are more than this."""
@@ -125,10 +125,11 @@ ROOM_FOR_TRAFFIC, ROOM_FOR_NUMBER = 66.0, 15.0
 
 
 def picture_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """Renders one element per worker, with its links, and one per shard."""
+    """Renders one element per worker, with its links, and one per shard; small until the job starts."""
     many = len(snapshot.workers) * max(1, len(snapshot.shards)) > MANY_LINKS
-    middle = "" if snapshot.shards else "ring" if snapshot.on_ring else "no shard yet"
-    rows, shown = dict(_rows(snapshot, cache)), (_title(snapshot), _description(snapshot), middle, many)
+    middle = "ring" if snapshot.on_ring else "" if snapshot.shards else "no shard yet"
+    rows = dict(_rows(snapshot, cache)) if snapshot.workers else {}
+    shown = (_title(snapshot), _description(snapshot), middle, many, not snapshot.report["started"])
     return Section(cache("picture", _MACROS.section, PLACE, bool(rows), *shown, tuple(_key(snapshot))), rows)
 
 
@@ -149,15 +150,16 @@ def _description(snapshot: Snapshot) -> str:
 def _rows(snapshot: Snapshot, cache: MarkupCache) -> Iterator[tuple[str, Markup]]:
     """Yields the rows. Workers come before shards, because their links must lie under the shards."""
     count, workers = len(snapshot.workers), snapshot.workers
-    boxes = shard_boxes(len(snapshot.shards))
-    holding = tuple(box.top for box, shard in zip(boxes, snapshot.shards, strict=True) if shard.keys)
+    shards = () if snapshot.on_ring else snapshot.shards
+    boxes = shard_boxes(len(shards))
+    holding = tuple(box.top for box, shard in zip(boxes, shards, strict=True) if shard.keys)
     for index, worker in enumerate(workers):
         name = f"node-{worker.rank}"
         other = workers[(index + 1) % count] if snapshot.on_ring else worker
         link, ends = _kind_of_link(worker.state, other.state), None if snapshot.on_ring else holding
         shown = (worker.rank, worker.state, worker.where, worker.why)
         yield name, cache(name, _worker, shown, index, count, link, ends)
-    for shard, box in zip(snapshot.shards, boxes, strict=True):
+    for shard, box in zip(shards, boxes, strict=True):
         name = f"box-{shard.index}"
         yield name, cache(name, _shard, shard.index, shard.where, _traffic(shard), shard.silent > 0, box)
 
@@ -185,7 +187,8 @@ def _worker(
     there = f" on {where}" if where else ""
     words = f"rank {rank}{there}: {meaning(state)}{f', {why}' if why else ''}"
     course = _arc(index, count) if shards is None else "".join(f"M{here}L{spot}" for spot in shards)
-    beside = place(index, count, RIM + radius + 13), _beside(rank, state, index, count, within)
+    apart = -(-count // (RING_LABELS if shards is None else ARC_LABELS))
+    beside = place(index, count, RIM + radius + 13), _beside(rank, state, within, index % apart == 0)
     made: Markup = _MACROS.worker(
         rank, state_class(state), words, link, course, here, radius, within, *beside
     )
@@ -201,12 +204,10 @@ def _arc(index: int, count: int) -> str:
     return f"M{here}A{RIM} {RIM} 0 0 1 {there}"
 
 
-def _beside(rank: int, state: WorkerState, index: int, count: int, within: bool) -> str:
+def _beside(rank: int, state: WorkerState, within: bool, labelled: bool) -> str:
     """Returns the text next to a worker: the state's sign, and the rank if the circle is too small for it."""
-    apart = -(-count // MOST_LABELS)
     sign = SIGNS.get(state, "")
-    number = "" if within or (index % apart and not sign) else str(rank)
-    return f"{number}{sign}"
+    return f"{rank}{sign}" if not within and (labelled or sign) else sign
 
 
 def _traffic(shard: ShardSnapshot) -> tuple[str, ...]:

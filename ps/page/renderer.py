@@ -39,10 +39,10 @@ FRESH_SECONDS = 0.65
 
 SECTIONS: Mapping[str, Callable[[Snapshot, MarkupCache], Section]] = {
     "summary": summary_section,
+    "course": curves_section,
+    "workers": workers_section,
     "picture": picture_section,
     "waits": waits_section,
-    "workers": workers_section,
-    "course": curves_section,
     "shards": shards_section,
     "staleness": staleness_section,
     "log": log_section,

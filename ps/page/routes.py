@@ -17,7 +17,7 @@ from importlib.resources import files
 from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     HTMLResponse,
     JSONResponse,
@@ -66,7 +66,7 @@ async def sent_token(request: Request) -> tuple[str, bool]:
                 body += chunk
                 if len(body) > FORM_BYTES:
                     return "", True
-    except TimeoutError:
+    except (TimeoutError, ClientDisconnect):
         return "", True
     return parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip(), True
 

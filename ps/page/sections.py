@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVarTuple, Unpack
@@ -13,7 +13,7 @@ from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.page.kit.chart import Axis, LinearScale, bins, path
 from hubring.ps.page.kit.figures import NOTHING, duration, grouped, loss, number, percent, size
 from hubring.ps.page.kit.templating import Templates
-from hubring.ps.page.snapshot import Snapshot, WorkerSnapshot, WorkerState, overdue
+from hubring.ps.page.snapshot import ShardSnapshot, Snapshot, WorkerSnapshot, WorkerState, overdue
 from hubring.ps.page.status_reader import ProgressSample, progress_sample
 
 Shown = TypeVarTuple("Shown")
@@ -92,23 +92,38 @@ _WORKERS = TEMPLATES.macros("workers.html")
 
 def workers_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """Renders one row per rank."""
-    rows = {f"worker-{each.rank}": _worker_row(each, cache) for each in snapshot.workers}
-    return Section(cache("workers", _WORKERS.section, bool(rows)), rows)
+    figures = {each.rank: _worker_figures(each) for each in snapshot.workers}
+    heads, rows = _heads(figures.values()), {}
+    for each in snapshot.workers:
+        name, cells = f"worker-{each.rank}", tuple(figures[each.rank][head] for head in heads)
+        shown = each.rank, state_class(each.state), each.doing, each.replace, cells, each.where or NOTHING
+        rows[name] = cache(name, _WORKERS.row, *shown)
+    return Section(cache("workers", _WORKERS.section, heads), rows)
 
 
-def _worker_row(worker: WorkerSnapshot, cache: MarkupCache) -> Markup:
-    figures = (NOTHING,) * 7
-    if worker.present:
-        samples = number(worker.samples_per_second) if worker.samples else NOTHING
-        speed = grouped(worker.step), number(worker.steps_per_second), samples, loss(worker.loss)
-        figures = *speed, *usage_cells(worker.cores, worker.memory_bytes, worker.gpu_bytes)
-    shown = worker.rank, state_class(worker.state), worker.doing, worker.replace, figures
-    return cache(f"worker-{worker.rank}", _WORKERS.row, *shown, worker.where or NOTHING)
+def _worker_figures(worker: WorkerSnapshot) -> dict[str, str]:
+    """Returns the cells by their columns."""
+    cells = {
+        "Step": grouped(worker.step),
+        "Steps/s": number(worker.steps_per_second),
+        "Samples/s": number(worker.samples_per_second) if worker.samples else NOTHING,
+        "Loss": loss(worker.loss),
+        **_usage(worker),
+        "GPU use": NOTHING if worker.gpu_use is None else percent(worker.gpu_use),
+    }
+    return cells if worker.present else dict.fromkeys(cells, NOTHING)
 
 
-def usage_cells(cores: float, memory: int, gpu: int) -> tuple[str, str, str]:
+def _usage(process: WorkerSnapshot | ShardSnapshot) -> dict[str, str]:
     """Returns the cells of a process's CPU, memory and GPU memory."""
-    return f"{cores:.2f}", size(memory) if memory else NOTHING, size(gpu) if gpu else NOTHING
+    memory, gpu = (size(each) if each else NOTHING for each in (process.memory_bytes, process.gpu_bytes))
+    return {"CPU cores": f"{process.cores:.2f}", "Memory": memory, "GPU memory": gpu}
+
+
+def _heads(rows: Collection[Mapping[str, str]]) -> tuple[str, ...]:
+    """Returns the columns; those of GPUs only if a row has a value."""
+    heads = next(iter(rows), {})
+    return tuple(head for head in heads if "GPU" not in head or any(row[head] != NOTHING for row in rows))
 
 
 def state_class(state: WorkerState) -> str:
@@ -124,7 +139,10 @@ MOST_ALARMS = 3
 
 def summary_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """Renders the page's first section."""
-    return Section(_SUMMARY.section(headline(snapshot), alarms(snapshot), _main_figures(snapshot)))
+    done = snapshot.report["progress"] if snapshot.present else None
+    wanted = done is None and any(each.step for each in snapshot.present)
+    figures = _main_figures(snapshot)
+    return Section(_SUMMARY.section(headline(snapshot), alarms(snapshot), done, wanted, figures))
 
 
 def headline(snapshot: Snapshot) -> str:
@@ -173,24 +191,28 @@ def alarms(snapshot: Snapshot) -> Iterator[str]:
 
 def _main_figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     report, present = snapshot.report, snapshot.present
-    now = progress_sample(report)
-    yield "Step", f"{report['step']:,}" if report["job"] else NOTHING
+    now, total = progress_sample(report), max((row["total_steps"] for row in report["workers"]), default=0)
+    of = f" of {total:,}" if total else ""
+    yield "Step", f"{report['step']:,}{of}" if report["job"] else NOTHING
+    if "epoch" in (metrics := dict(now.metrics)):
+        yield "Epoch", number(metrics["epoch"])
     if report["progress"] is not None:
         yield "Done", percent(report["progress"])
         left = report["seconds_left"]
         yield "Time left, about", NOTHING if left is None else duration(left)
-    yield "Loss", loss(now.loss)
-    yield "Steps/s per worker", number(now.rate / len(present)) if present else NOTHING
-    yield "Steps/s in total", number(now.rate) if present else NOTHING
     if now.samples_rate:
         yield "Samples/s in total", number(now.samples_rate)
+    yield "Steps/s per worker", number(now.rate / len(present)) if present else NOTHING
+    yield "Loss", loss(now.loss)
+    if uses := [each.gpu_use for each in present if each.gpu_use is not None]:
+        yield "GPU use, mean", percent(sum(uses) / len(uses))
     yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
-    yield "Shards", NOTHING if snapshot.on_ring else f"{len(snapshot.shards)} of {report['shards_wanted']}"
-    yield "Epoch", str(report["epoch"])
+    if not snapshot.on_ring:
+        yield "Shards", f"{len(snapshot.shards)} of {report['shards_wanted']}"
     if report["failovers"]:
         yield "Failovers", str(report["failovers"])
     if report["ring_generation"]:
-        yield "Generation", str(report["ring_generation"])
+        yield "Ring generation", str(report["ring_generation"])
     age = report["checkpoint_age"]
     yield "Since checkpoint", NOTHING if age is None else duration(age)
     yield "Uptime", duration(report["seconds_up"])
@@ -203,35 +225,44 @@ _CURVES = TEMPLATES.macros("course.html")
 
 
 def curve(
-    name: str, title: str, points: Sequence[tuple[float, float]], write: Callable[[float], str]
+    name: str,
+    title: str,
+    points: Sequence[tuple[int, float]],
+    write: Callable[[float], str],
+    unit: str = "step",
+    *,
+    zero: bool = False,
 ) -> dict[str, Any]:
     """Returns the template's values for one curve.
 
     Args:
         name: Prefix of the ids.
         title: The curve's title.
-        points: Pairs of seconds and value, with rising seconds.
+        points: Pairs of step and value, with rising steps; or of second and value, where no step is counted.
         write: Formats a value.
+        unit: `step` or `second`.
+        zero: Whether the scale includes 0, as that of a single value always does.
     """
     if not points:
         return {"title": title, "path": ""}
-    scale = LinearScale.around((value for _, value in points), most=5)
+    values = {value for _, value in points}
+    scale = LinearScale.around(values, zero or len(values) == 1, most=5)
     (begin, first), (end, last) = points[0], points[-1]
-    across = end - begin or 1.0
+    across = end - begin or 1
     # A single sample becomes a horizontal line, because a line of length 0 is invisible.
     drawn = points if len(points) > 1 else [(begin, first), (begin + across, first)]
     return {
         "name": name,
         "title": title,
+        "unit": unit,
         "path": path(((at - begin) / across, scale.place(value)) for at, value in drawn),
         "levels": Axis(scale, write=write).ticks,
         "begin": begin,
         "end": end,
-        "across": across,
         "first": write(first),
         "last": write(last),
         # For the script, which shows the value under the pointer.
-        "times": " ".join(f"{at:.0f}" for at, _ in points),
+        "steps": " ".join(str(at) for at, _ in points),
         "readings": " ".join(write(value) for _, value in points),
     }
 
@@ -251,16 +282,18 @@ def _curves_markup(samples: tuple[ProgressSample, ...]) -> Markup:
 
 
 def _curves(samples: tuple[ProgressSample, ...]) -> Iterator[dict[str, Any]]:
-    losses = [(each.seconds, each.loss) for each in samples if each.loss is not None]
-    yield curve("loss", "Loss, mean over workers", losses, loss)
-    rates = [(each.seconds, each.rate) for each in samples]
-    yield curve("rate", "Steps per second, all workers together", rates, number)
+    unit = "step" if samples[-1].step else "second"
+    at = [(each.step if unit == "step" else int(each.seconds), each) for each in samples]
+    losses = [(x, each.loss) for x, each in at if each.loss is not None]
+    yield curve("loss", "Loss, mean over workers", losses, loss, unit)
+    rates = [(x, each.rate) for x, each in at]
+    yield curve("rate", "Steps per second, in total", rates, number, unit, zero=True)
     if any(each.samples_rate for each in samples):
-        speeds = [(each.seconds, each.samples_rate) for each in samples]
-        yield curve("speed", "Samples per second, all workers together", speeds, number)
+        speeds = [(x, each.samples_rate) for x, each in at]
+        yield curve("speed", "Samples per second, in total", speeds, number, unit, zero=True)
     for index, name in enumerate(_metric_names(samples)):
-        points = [(each.seconds, value) for each in samples for known, value in each.metrics if known == name]
-        yield curve(f"metric-{index}", name, points, loss)
+        points = [(x, value) for x, each in at for known, value in each.metrics if known == name]
+        yield curve(f"metric-{index}", name, points, loss, unit)
 
 
 def _metric_names(samples: tuple[ProgressSample, ...]) -> tuple[str, ...]:
@@ -321,12 +354,13 @@ def shards_section(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """Renders one row per shard; a ring has none."""
     shown = () if snapshot.on_ring else snapshot.shards
     total = sum(each.bytes_in + each.bytes_out for each in shown) or 1
-    rows = {}
+    figures = {each.index: _usage(each) for each in shown}
+    heads, rows = _heads(figures.values()), {}
     for each in shown:
         share = round((each.bytes_in + each.bytes_out) / total, 3)
-        cells = usage_cells(each.cores, each.memory_bytes, each.gpu_bytes)
+        cells = tuple(figures[each.index][head] for head in heads)
         rows[f"shard-{each.index}"] = cache(f"shard-{each.index}", _SHARDS.row, each, share, cells)
-    return Section(cache("shards", _SHARDS.section, bool(rows), snapshot.on_ring), rows)
+    return Section(cache("shards", _SHARDS.section, heads, snapshot.on_ring), rows)
 
 
 SHOWN_LINES = 60

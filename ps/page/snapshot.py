@@ -75,7 +75,7 @@ class WorkerSnapshot(NamedTuple):
         replace: The command that replaces the worker, if the job can continue without it.
         holding: Recent seconds per second for which shards delayed answers to it, summed over the shards.
         cores: Recent CPU seconds per second.
-        step: Completed steps, like all below from the report.
+        step: Completed steps, as far as is known; like all below from the report.
         loss: The last reported loss.
         steps_per_second: The recent speed.
         samples: Training samples; 0 if the script does not report them.
@@ -84,6 +84,7 @@ class WorkerSnapshot(NamedTuple):
         seconds_since_heartbeat: The time since its last heartbeat.
         memory_bytes: Resident memory; 0 if it is not known.
         gpu_bytes: GPU memory; 0 without a GPU.
+        gpu_use: Part of the time in which its GPUs compute, from 0 to 1; None if it is not known.
     """
 
     rank: int
@@ -102,6 +103,7 @@ class WorkerSnapshot(NamedTuple):
     seconds_since_heartbeat: float = 0.0
     memory_bytes: int = 0
     gpu_bytes: int = 0
+    gpu_use: float | None = None
 
     @property
     def present(self) -> bool:

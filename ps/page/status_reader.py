@@ -68,7 +68,9 @@ class History:
             self._every, self._over = SAMPLE_SECONDS, False
         now: float = report["seconds_up"]
         due = not self._samples or now - self._samples[-1].seconds >= self._every - EARLY_SAMPLE_SECONDS
-        if report["started"] and report["workers"] and due:
+        # A job that resumes reports step 0 at first; one whose script has its own optimizer, always.
+        begun = report["step"] or any(worker["loss"] is not None for worker in report["workers"])
+        if report["started"] and report["workers"] and begun and due:
             self._samples.append(progress_sample(report))
             if len(self._samples) > MOST_SAMPLES:
                 del self._samples[1::2]

@@ -26,7 +26,6 @@ from hubring.ps.security.certificate import (
     Identity,
     OwnCertificate,
     first_certificate,
-    make_certificate,
 )
 from hubring.ps.security.guard import Guard, Role
 from hubring.ps.security.handshake import ANSWER_SECONDS, Proof, fetch, uses_tls
@@ -247,14 +246,14 @@ class ShardKey:
 
     Attributes:
         access: Opens the data stream of gRPC; without a secret, it is open.
-        curve: Public key of ZeroMQ's CURVE in Z85; empty for no encryption.
+        plain_data: Whether ZeroMQ's payloads are authenticated, but not encrypted.
     """
 
     access: Access = NO_ACCESS
-    curve: str = ""
+    plain_data: bool = False
 
     def password(self, nonce: bytes) -> bytes:
-        """Returns what a worker shows to ZeroMQ without CURVE, once: sniffers see it. It tells no secret.
+        """Returns what a worker shows to ZeroMQ, once: sniffers see it. It tells no secret.
 
         Args:
             nonce: Random bytes, which the worker shows too.
@@ -269,19 +268,21 @@ class ShardKey:
 
     @property
     def data_key(self) -> bytes:
-        """What ZeroMQ's messages are sealed with if TLS protects the rest, but no CURVE; empty for no key."""
-        return bytes.fromhex(self.access.secret) if self.access.certificate and not self.curve else b""
+        """What ZeroMQ's messages are sealed with if TLS protects the rest; empty for no key."""
+        return bytes.fromhex(self.access.secret) if self.access.certificate else b""
 
     @classmethod
     def from_proto(cls, message: pb.Door, identity: Identity | None = None) -> ShardKey:
         """Returns the key of a message, for a program with this certificate of its own."""
         name = message.name or CERTIFICATE_NAME
-        return cls(Access(message.secret, message.certificate, name, identity), message.curve)
+        return cls(Access(message.secret, message.certificate, name, identity), message.plain_data)
 
     def to_proto(self) -> pb.Door:
         """Returns the key as a message."""
         there = self.access
-        return pb.Door(secret=there.secret, certificate=there.certificate, curve=self.curve, name=there.name)
+        return pb.Door(
+            secret=there.secret, certificate=there.certificate, name=there.name, plain_data=self.plain_data
+        )
 
 
 NO_KEY_NEEDED = ShardKey()
@@ -296,14 +297,14 @@ class ShardLock:
         secret: Opens the data stream of gRPC to a worker.
         identity: The shard's certificate; None for no TLS.
         authority: PEM certificates of the authority of coordinator and workers; empty: they have none.
-        curve: Secret and public key of CURVE in Z85; None for no encryption.
+        plain_data: See `ShardKey`.
     """
 
     token: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
     identity: Identity | None = None
     authority: bytes = b""
-    curve: tuple[str, str] | None = field(default=None, repr=False)
+    plain_data: bool = False
 
     @property
     def guard(self) -> Guard:
@@ -317,22 +318,4 @@ class ShardLock:
         if self.identity is not None:
             certificate = first_certificate(self.identity.certificate)
             access = Access(self.secret, certificate, self.identity.name)
-        return ShardKey(access, self.curve[1] if self.curve else "")
-
-
-def make_lock(*, tls: bool, curve: bool, own: Identity | None = None, authority: bytes = b"") -> ShardLock:
-    """Returns a new lock.
-
-    Args:
-        tls: Whether gRPC is encrypted, also without a certificate of its own.
-        curve: Whether ZeroMQ is encrypted.
-        own: The certificate that the shard's user brings; None for none.
-        authority: See `ShardLock.authority`.
-    """
-    identity = own or (make_certificate() if tls else None)
-    if not curve:
-        return ShardLock(identity=identity, authority=authority)
-    import zmq
-
-    public, private = zmq.curve_keypair()
-    return ShardLock(identity=identity, authority=authority, curve=(private.decode(), public.decode()))
+        return ShardKey(access, self.plain_data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -39,7 +40,8 @@ from hubring.ps.job.membership import BUSY_SECONDS, RETRY_SECONDS, answer_second
 from hubring.ps.observe import logs
 from hubring.ps.process import launch
 from hubring.ps.process.launch import await_parent_end, kill_siblings
-from hubring.ps.security.access import CONNECT_SECONDS, ShardLock, make_lock, refused_error
+from hubring.ps.security.access import CONNECT_SECONDS, ShardLock, refused_error
+from hubring.ps.security.certificate import make_certificate
 from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.host_shards import VARIABLE, ShardSettings
@@ -242,11 +244,10 @@ def main() -> None:
         threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
     control, rejections = ShardControl(), Rejections()
     # On loopback too, a shard must prove itself: when it dies, any program of this host can take its port.
-    lock = make_lock(
-        tls=not settings.insecure,
-        curve=not (settings.insecure or settings.plain_data or is_loopback(settings.host)),
-        own=settings.identity,
+    lock = ShardLock(
+        identity=settings.identity or (None if settings.insecure else make_certificate()),
         authority=settings.authority,
+        plain_data=settings.plain_data or is_loopback(settings.host),
     )
     doors = open_doors(settings.host, [control.add_to], rejections, lock)
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
@@ -266,6 +267,7 @@ def main() -> None:
     control.serve(loop, registration.index, standby_link)
     registration.keep(loop)
     sleep_as_batch()
+    gc.freeze()  # as the worker's script: workers/run_script.py
     loop.run()
     if registration.failure is not None:
         raise registration.failure

@@ -44,10 +44,11 @@ def reduced(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
     if op is ReduceOp.ADASUM:
         return adasum([tensor.to(WIDER.get(dtype, dtype)) for tensor in tensors]).to(dtype, copy=True)
     wide = dtype if op in (ReduceOp.MIN, ReduceOp.MAX) else WIDER.get(dtype, dtype)
-    total = tensors[0].to(wide, copy=True)
+    total = tensors[0].clone() if wide is dtype else tensors[0].to(wide)
     for tensor in tensors[1:]:
-        _REDUCE_INTO[op](total, tensor.to(wide))
-    return averaged(total, len(tensors), op).to(dtype)
+        REDUCE_INTO[op](total, tensor if wide is dtype else tensor.to(wide))
+    total = averaged(total, len(tensors), op)
+    return total if wide is dtype else total.to(dtype)
 
 
 def averaged(total: Tensor, count: int, op: ReduceOp) -> Tensor:
@@ -80,14 +81,14 @@ def _adasum_of_two(one: Tensor, two: Tensor) -> Tensor:
     return one * share + two * (1 - common / (2 * other) if other else 1.0)
 
 
-_REDUCE_INTO: Mapping[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
+REDUCE_INTO: Mapping[ReduceOp, Callable[[Tensor, Tensor], Tensor]] = {
     ReduceOp.SUM: Tensor.add_,
     ReduceOp.AVERAGE: Tensor.add_,
     ReduceOp.PRODUCT: Tensor.mul_,
     ReduceOp.MIN: lambda total, tensor: torch.minimum(total, tensor, out=total),
     ReduceOp.MAX: lambda total, tensor: torch.maximum(total, tensor, out=total),
 }
-"""Adds a tensor to a reduction in place."""
+"""Reduces the second tensor into the first."""
 
 
 Tensors = tuple[Tensor, ...]

@@ -26,7 +26,7 @@ from hubring.ps.compression.compressor import ErrorFeedback, codec_for
 from hubring.ps.compression.gpu_tensor import is_placed
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 from hubring.ps.core.messages import ClosedRound, Coded, Push, Ticket
-from hubring.ps.core.optimizer_state import RESIDUAL, STEP, OptimizerState
+from hubring.ps.core.optimizer_state import RESIDUAL, STEP, OptimizerState, state_dtype
 from hubring.ps.core.types import BucketSpec, Sender, Slice, StepHyper, TensorSpec
 from hubring.ps.job.sharding import ParameterPart, parameter_parts
 from hubring.ps.optim.blocks import BlockSteps
@@ -217,7 +217,7 @@ class KeyEntry:
         """Returns the open round, which can close; applies what scripts wrote before it.
 
         Args:
-            scratch: At least twice as long as the values, with the same dtype.
+            scratch: At least twice as long as the values, of `optimizer.dtype`.
 
         Raises:
             Disagreement: The contributors' scripts changed parameters or state differently. Nothing changed.
@@ -265,7 +265,7 @@ class KeyEntry:
     def write(self, values: Tensor | None, state: OptimizerState | None) -> None:
         """Replaces the values, the optimizer's state, or both."""
         if values is not None:
-            self.values.copy_(values)
+            self.optimizer.write(values)
         if state is not None and self.coded is None:
             self.optimizer.load(state)
         elif state is not None and self.coded is not None:
@@ -379,8 +379,9 @@ class KeyEntry:
             expected = [len(self.parts)] if name == STEP else list(self.values.shape)
             if list(tensor.shape) != expected:
                 return f"{name} has shape {list(tensor.shape)}, expected {expected}"
-            if name != STEP and tensor.dtype != self.values.dtype:
-                return f"{name} has {tensor.dtype}, expected {self.values.dtype}"
+            kept = state_dtype(self.values.dtype)  # or, in an older checkpoint, that of the values
+            if name != STEP and tensor.dtype not in (kept, self.values.dtype):
+                return f"{name} has {tensor.dtype}, expected {kept}"
         if state.tensors and not set(state.fresh) <= set(range(len(self.parts))):
             return f"the parameters {list(state.fresh)} are fresh, but the slice has {len(self.parts)}"
         return self.optimizer.misfit(state)

@@ -21,7 +21,7 @@ class KeyTable(dict[int, KeyEntry]):
     """Entries by key, and the scratch memory for their rounds.
 
     Attributes:
-        scratch: By dtype; each twice as long as the longest key with that dtype.
+        scratch: By the dtype in which gradients are summed; each twice as long as the longest such key.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class KeyTable(dict[int, KeyEntry]):
             gc.enable()
         longest: dict[torch.dtype, int] = {}
         for entry in table.values():
-            dtype = entry.values.dtype
+            dtype = entry.optimizer.dtype
             longest[dtype] = max(entry.values.numel(), longest.get(dtype, 0))
         table.scratch = {
             dtype: torch.empty(2 * numel, dtype=dtype, device=memory.device)

@@ -213,7 +213,7 @@ def not_finite(entry: KeyEntry, scratch: Tensor) -> Refusal:
 
     Args:
         entry: The key whose round cannot close.
-        scratch: At least as long as the values, with the same dtype.
+        scratch: At least as long as the values, with the dtype of their sum.
     """
     text = _first_not_finite(entry, scratch)
     if entry.codec is not None and entry.codec.name == "fp16":
@@ -265,7 +265,7 @@ def _first_not_finite(entry: KeyEntry, scratch: Tensor) -> str:
             )
     return (
         f"the gradients of ranks {', '.join(map(str, ranks))} are finite in step {step}, but their sum"
-        f" overflows {_dtype(entry.values.dtype)} in {_parameter(entry, 0)} or a later parameter"
+        f" overflows {_dtype(scratch.dtype)} in {_parameter(entry, 0)} or a later parameter"
     )
 
 

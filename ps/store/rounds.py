@@ -65,7 +65,7 @@ class Replica(Protocol):
     """Where a primary forwards its changes."""
 
     def allocate(self, like: Tensor) -> Tensor:
-        """Returns memory for the total of one round, with the layout of a key's values."""
+        """Returns memory for the total of one round, with this tensor's length and dtype."""
 
     def append(self, change: Change) -> None:
         """Forwards a change. Its tensors stay as they are until the standby has acknowledged it."""
@@ -113,7 +113,7 @@ class PushRounds:
         # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
         hyper = contributions[0].push.hyper
         if self.replica is not None:  # from here on only a NonFinite can keep the round from closing
-            total, ranks = self._total(entry, gradients, self.replica), tuple(sorted(excused))
+            total, ranks = self._total(entry, gradients, scratch, self.replica), tuple(sorted(excused))
             by, count = tuple(contributors), len(gradients)
             self.replica.append(ClosedRound(entry.key, before, total, count, hyper, by, absent, ranks))
         entry.step(gradients, hyper, absent, scratch)
@@ -148,7 +148,7 @@ class PushRounds:
             for rank in self._workers.live:
                 entry.clocks[rank] = entry.read[rank] = entry.version
 
-    def _total(self, entry: KeyEntry, gradients: list[Tensor], replica: Replica) -> Tensor:
+    def _total(self, entry: KeyEntry, gradients: list[Tensor], scratch: Tensor, replica: Replica) -> Tensor:
         """Returns the sum of the gradients.
 
         Raises:
@@ -156,10 +156,10 @@ class PushRounds:
         """
         sums = finite_sum if self._consistency.finite and not entry.averages else summed
         if len(gradients) > 1:
-            return sums(gradients, replica.allocate(entry.values))
+            return sums(gradients, replica.allocate(scratch[: entry.values.numel()]))
         total = sums(gradients, gradients[0])
         # The mean of compressed gradients is in the scratch memory of the store.
-        return total if entry.codec is None else replica.allocate(entry.values).copy_(total)
+        return total if entry.codec is None else replica.allocate(total).copy_(total)
 
     def _count(self, entry: KeyEntry, before: int, contributors: Collection[Contributor]) -> None:
         ranks: tuple[int, ...] = ()

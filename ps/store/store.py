@@ -270,7 +270,7 @@ class KVStore:
                 self._pushes.follow(self._entries[done.key])
             return
         entry = self._entries[done.key]
-        self._pushes.apply(entry, done, self._entries.scratch[entry.values.dtype])
+        self._pushes.apply(entry, done, self._entries.scratch[entry.optimizer.dtype])
 
     def _on_init(self, entry: KeyEntry, init: Init, ticket: Ticket) -> list[Delivery]:
         deliveries = [Delivery(ticket, CollectiveResult())]
@@ -363,7 +363,7 @@ class KVStore:
             if refusal is not None:
                 return self.fail(refusal.text, refusal.code)
             try:
-                self._pushes.close(entry, self._entries.scratch[entry.values.dtype])
+                self._pushes.close(entry, self._entries.scratch[entry.optimizer.dtype])
             except NonFinite:
                 return self._diverge(entry)
             except Disagreement as found:
@@ -377,7 +377,7 @@ class KVStore:
 
     def _diverge(self, entry: KeyEntry) -> list[Delivery]:
         """Fails the job: keys may be at different steps, and this key's values between two steps."""
-        refusal = refusals.not_finite(entry, self._entries.scratch[entry.values.dtype])
+        refusal = refusals.not_finite(entry, self._entries.scratch[entry.optimizer.dtype])
         self.unsound = f"its parameters are in the middle of a step: {refusal.text}"
         return self.fail(refusal.text, refusal.code)
 

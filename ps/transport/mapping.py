@@ -33,6 +33,11 @@ def plain_memory(nbytes: int) -> memoryview:
     return room[start : start + nbytes].data
 
 
+def unset_memory(nbytes: int) -> memoryview:
+    """Returns private memory with any content, for a caller that fills it."""
+    return np.empty(nbytes, np.uint8).data
+
+
 def address(memory: memoryview) -> int:
     """Returns the address of a contiguous view's first byte."""
     if not memory.nbytes:

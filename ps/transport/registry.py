@@ -99,7 +99,7 @@ def open_doors(
         for kind in kinds:
             listeners[kind.name] = kind.listen(host)
         port = int(listeners["grpc"].address.rpartition(":")[2])
-        near = None if lock is None else replace(lock, identity=None, curve=None)
+        near = None if lock is None else replace(lock, identity=None)
         kinds = [
             ZmqTransport(rejections=refused, lock=near),
             GrpcTransport(register, rejections=refused, lock=near),

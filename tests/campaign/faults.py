@@ -101,7 +101,7 @@ class Fault:
 
     def damage(self) -> None:
         """Damages the newest checkpoint, once its job has ended."""
-        if self._scenario.fault in ("torn file", "flipped bit"):
+        if self._scenario.damages:
             self._happened = damage(self._job.saved, self._scenario.fault, self._draw) is not None
 
 

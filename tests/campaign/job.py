@@ -75,7 +75,8 @@ class Job:
         flags = ["--rank", str(rank), "--timeout", str(TIMEOUT)]
         flags += ["--token-file", str(runtime_file(port_of(self.address)))]  # a relay has another port
         if self.scenario.ring:
-            flags += ["--topology", "ring", "--checkpoint-dir", str(self.saved), "--checkpoint-every", "0.2"]
+            flags += ["--topology", "ring", "--backend", self.scenario.wire]
+            flags += ["--checkpoint-dir", str(self.saved), "--checkpoint-every", "0.2"]
         else:
             wire = self.scenario.wire + ("-tcp" if address and self.scenario.wire != "shm" else "")
             flags += ["--transport", wire, *["--aggregate"] * (not self.scenario.at_hub)]

@@ -109,13 +109,25 @@ def _play(
     acts, kept = [_act(job, left)], 0
     if scenario.resumes and any(worker.process.returncode for worker in job.workers.values()):
         kept = len(checkpoints(saved))
-        again = Job(cluster, scenario, saved, 2, watch)
-        for rank in range(scenario.workers):
-            again.start(rank)
-        acts.append(_act(again, again.finish()))
+        acts.append(_resumed(cluster, scenario, saved, watch, only_damaged=kept == 1 and scenario.damages))
     acts[-1] = _with_leftovers(acts[-1], others)
     facts = (fault.fired, job.forwarded, tuple(acts), reference, fault.paused)
     return Evidence(scenario, *facts, before, after, watch.seconds, kept)
+
+
+def _resumed(
+    cluster: Cluster, scenario: Scenario, saved: Path, watch: Stopwatch, *, only_damaged: bool
+) -> Act:
+    if only_damaged:
+        with contextlib.suppress(AssertionError):  # it ended before it listened, as it must
+            Job(cluster, scenario, saved, 2, watch)
+        server = cluster.programs[-1]
+        error = server.result().get("error", "") if server.out.read_text() else ""
+        return Act((Ended(server.name, server.process.returncode, error=error, said=server.said()),))
+    job = Job(cluster, scenario, saved, 2, watch)
+    for rank in range(scenario.workers):
+        job.start(rank)
+    return _act(job, job.finish())
 
 
 def _wait_for_moment(job: Job) -> None:
@@ -170,9 +182,7 @@ def _act(job: Job, left: list[str]) -> Act:
     names = list(job.workers)
     disturbed = job.act == 1
     on_worker = disturbed and scenario.place in ("worker", "member")
-    on_server = disturbed and (
-        scenario.place == "coordinator" or scenario.fault in ("torn file", "flipped bit")
-    )
+    on_server = disturbed and (scenario.place == "coordinator" or scenario.damages)
     victims = {f"rank-{scenario.victim}-1"} if on_worker else {job.server.name} if on_server else set()
     summary = job.server.result() if job.server.out.read_text() else {}
     programs = []

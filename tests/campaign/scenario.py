@@ -115,6 +115,11 @@ class Scenario(Struct, frozen=True):
         return (self.fault, self.place) in UNTIL_RESUMED and not self.starts
 
     @property
+    def damages(self) -> bool:
+        """Whether the newest checkpoint is damaged after the first job."""
+        return self.fault in ("torn file", "flipped bit")
+
+    @property
     def fails_over(self) -> bool:
         return (self.fault, self.place) in FAILOVERS
 

@@ -11,6 +11,7 @@ from tests.contract.numbers import SIZES
 from tests.support.training.rank_pool import RankPool
 from tests.support.training.ranks import (
     AggregatingRanks,
+    GlooRingRanks,
     HubRanks,
     LocalRanks,
     PlacedAggregatingRanks,
@@ -24,6 +25,7 @@ from tests.support.training.ranks import (
 ALL: dict[str, type[Ranks]] = {
     "local": LocalRanks,
     "ring": RingRanks,
+    "ring gloo": GlooRingRanks,
     "hub": HubRanks,
     "aggregate": AggregatingRanks,
     "staged": StagedRanks,
@@ -40,8 +42,8 @@ def made(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 ranks = pytest.fixture(made, params=list(ALL), name="ranks")
-basic = pytest.fixture(made, params=["local", "ring", "hub", "aggregate"], name="basic")
-ring = pytest.fixture(made, params=["ring"], name="ring")
+basic = pytest.fixture(made, params=["local", "ring", "ring gloo", "hub", "aggregate"], name="basic")
+ring = pytest.fixture(made, params=["ring", "ring gloo"], name="ring")
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +61,13 @@ def pools() -> Iterator[Callable[[str, int], RankPool]]:
 
 
 @pytest.fixture(
-    params=[("local", 1), *itertools.product(["hub", "ring"], SIZES)],
+    params=[("local", 1), *itertools.product(["hub", "ring"], SIZES), ("ring gloo", 3)],
     ids=lambda which: f"{which[0]}{which[1]}",
 )
 def pool(request: pytest.FixtureRequest, pools: Callable[[str, int], RankPool]) -> RankPool:
     return pools(*request.param)
 
 
-@pytest.fixture(params=["hub3", "ring3"])
+@pytest.fixture(params=["hub3", "ring3", "ring gloo3"])
 def three(request: pytest.FixtureRequest, pools: Callable[[str, int], RankPool]) -> RankPool:
     return pools(request.param[:-1], 3)

@@ -29,7 +29,7 @@ from hubring.ps.transport.grpc.listener import (
 )
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
-from hubring.ps.transport.zmq.socket import FRAME_BYTES, MAX_FIRST_PART, MAX_PARTS
+from hubring.ps.transport.zmq.socket import MAX_FIRST_PART, MAX_PARTS, PART_BYTES
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from tests.support.transports.messages import (
     PATIENCE,
@@ -169,7 +169,7 @@ def test_zmq_closes_a_connection_at_the_length_of_a_part_that_is_too_large(
 ) -> None:
     mechanism = b"NULL" if lock is None else b"PLAIN"
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
-    frame = bytes([flags]) + (FRAME_BYTES + 1).to_bytes(8)
+    frame = bytes([flags]) + (PART_BYTES + 1).to_bytes(8)
     with Serving(ZmqTransport(lock=lock)) as server:
         assert len(raw(server.address, greeting + frame)) < 1000
 

@@ -23,7 +23,8 @@ from hubring.workers.communicators.ring.communicator import AllreduceCommunicato
 from hubring.workers.optimizer import parameters as trained_parameters
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.reducer import tuning
-from tests.contract.models import attached, linear, linear_of, momentum, parameters
+from tests.contract.models import attached, linear
+from tests.reports.training import momentum, seeded, take, values
 from tests.support.training.ranks import LIMIT, Ranks, RingRanks
 
 
@@ -34,30 +35,28 @@ def test_an_optimizer_trains_all_ranks_alike(ranks: Ranks) -> None:
         model = linear(communicator.rank)
         optimizer = DistributedOptimizer(momentum(model), model, communicator=communicator, bucket_bytes=8)
         for step in range(4):
-            optimizer.zero_grad()
-            model(data[step, communicator.rank]).square().mean().backward()
-            optimizer.step()
-        return parameters(model)
+            take(optimizer, model(data[step, communicator.rank]).square().mean())
+        return values(model)
 
     alone = linear(0)
     optimizer = momentum(alone)
     for step in range(4):
-        optimizer.zero_grad()
-        alone(data[step].flatten(0, 1)).square().mean().backward()
-        optimizer.step()
+        take(optimizer, alone(data[step].flatten(0, 1)).square().mean())
     first, *others = ranks.run(train)
-    torch.testing.assert_close(first, parameters(alone))
+    torch.testing.assert_close(first, values(alone))
     for other in others:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
 
 
+def five_layers() -> nn.Sequential:
+    return seeded(
+        lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    )
+
+
 def test_crossing_the_barrier_changes_no_bit(basic: Ranks) -> None:
     def train(communicator: Communicator, cross_barrier: bool) -> list[torch.Tensor]:
-        model = nn.Sequential(linear(0, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.uniform_(-0.5, 0.5, generator=generator)
+        model = five_layers()
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
         optimizer = DistributedOptimizer(
             inner, model, communicator=communicator, bucket_bytes=64, cross_barrier=cross_barrier
@@ -65,9 +64,7 @@ def test_crossing_the_barrier_changes_no_bit(basic: Ranks) -> None:
         scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, gamma=0.9)
         data = torch.randn(8, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
         for batch in data:
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
+            take(optimizer, model(batch).square().mean())
             scheduler.step()
         assert optimizer._trained.reducer.overlap.crossing is cross_barrier
         return list(model.state_dict().values())
@@ -84,7 +81,7 @@ def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
     monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
 
     def train(communicator: Communicator, bucket_bytes: int | None) -> list[torch.Tensor]:
-        model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
+        model = five_layers()
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=bucket_bytes)
         trying, used = _trial_of(optimizer), set()
@@ -92,12 +89,10 @@ def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
         data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
         for batch in data:
             used.add(len(optimizer._trained.reducer.exchange._groups))
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
+            take(optimizer, model(batch).square().mean())
         assert not _trial_of(optimizer), "the trial has ended"
         assert len(used) == (3 if trying else 1), "every size was used"
-        return parameters(model)
+        return values(model)
 
     first, *others = type(basic).run_once(partial(train, bucket_bytes=None))
     for other in others:
@@ -207,15 +202,13 @@ def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.Monkey
 
     def train(communicator: Communicator) -> weakref.ref[torch.Tensor]:
         assert isinstance(communicator, AllreduceCommunicator)
-        model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
+        model = five_layers()
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(inner, model, communicator=communicator)
         done = False
         while not done:
             done = not _trial_of(optimizer)  # one step more, in which all that is left travels
-            optimizer.zero_grad()
-            model(torch.ones(2, 3)).square().mean().backward()
-            optimizer.step()
+            take(optimizer, model(torch.ones(2, 3)).square().mean())
         used = {load for group in optimizer._trained.reducer.exchange._groups for load in group.loads}
         kept = {*optimizer._trained.reducer.buckets, *used}
         assert _collects(lambda: set(communicator._means) == kept, communicator), "of sizes that were tried"

@@ -16,15 +16,16 @@ from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives import allgather, allreduce, allreduce_async, broadcast, new_group
 from hubring.workers.communicators.ring import group, process_group
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
-from hubring.workers.communicators.ring.generations import Agreed, RingMeeting
-from hubring.workers.communicators.ring.healing_ring import MOST_ATTEMPTS, HealingRing
+from hubring.workers.communicators.ring.healing.generations import Agreed, RingMeeting
+from hubring.workers.communicators.ring.healing.healing_ring import MOST_ATTEMPTS, HealingRing
 from hubring.workers.communicators.ring.process_group import Ring
-from hubring.workers.communicators.ring.scheduler import CallResults
+from hubring.workers.communicators.ring.results import CallResults
 from hubring.workers.communicators.ring.work import Operations, RingWork
 from hubring.workers.optimizer import entering
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.entering import give_states
-from tests.contract.models import attached, momentum, parameters, squares
+from tests.contract.models import attached, squares
+from tests.reports.training import momentum, take, values
 from tests.support.fakes.nccl import FakeNccl
 from tests.support.training.healing import HealingRanks, together
 from tests.support.training.ranks import LIMIT
@@ -32,7 +33,7 @@ from tests.support.training.ranks import LIMIT
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["gloo", pytest.param("nccl that hangs", marks=pytest.mark.full)], autouse=True)
+@pytest.fixture(params=["shm", "gloo", pytest.param("nccl that hangs", marks=pytest.mark.full)], autouse=True)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in loses members as NCCL does. `make test` has it where a loss is all that happens."""
     monkeypatch.setattr(HealingRanks, "backend", request.param.split()[0])
@@ -52,7 +53,9 @@ def exchange(ring: HealingRing, buckets: list[Bucket], step: int, value: float) 
     return means
 
 
-BACKENDS = pytest.mark.parametrize("backend", ["gloo", "nccl that hangs", "nccl that ends"], indirect=True)
+BACKENDS = pytest.mark.parametrize(
+    "backend", ["shm", "gloo", "nccl that hangs", "nccl that ends"], indirect=True
+)
 
 
 @BACKENDS
@@ -202,13 +205,11 @@ def trained(
     while optimizer.completed_steps < STEPS:
         if optimizer.completed_steps == 2:
             ranks.await_newcomer()
-        optimizer.zero_grad()
-        squares(model, optimizer.completed_steps, ring.rank).backward()
-        optimizer.step()
+        take(optimizer, squares(model, optimizer.completed_steps, ring.rank))
         if ring.between_steps(optimizer.completed_steps):
             give(ring, [optimizer])
         sizes.append(ring.size)
-    return entered, sizes, parameters(model)
+    return entered, sizes, values(model)
 
 
 def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
@@ -225,7 +226,7 @@ def test_a_newcomer_gets_the_state_and_all_go_on_alike() -> None:
         torch.stack([squares(reference, step, rank) for rank in range(size)]).mean().backward()
         optimizer.step()
     for _, _, ended in results:
-        torch.testing.assert_close(ended, parameters(reference))
+        torch.testing.assert_close(ended, values(reference))
 
 
 def ends_of_three(ranks: HealingRanks, lost: int, give: Callable[..., object] = give_states) -> None:

@@ -11,7 +11,7 @@ import torch
 from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.collectives import barrier, recv, recv_async, send, send_async
-from hubring.workers.communicators.ring.healing_ring import HealingRing
+from hubring.workers.communicators.ring.healing.healing_ring import HealingRing
 from hubring.workers.communicators.ring.process_group import Launch, Ring
 from tests.support.training.healing import HealingRanks, together
 from tests.support.training.ranks import LIMIT

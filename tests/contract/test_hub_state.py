@@ -14,7 +14,6 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import ReduceOp
 from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.ps.transport.grpc.transport import GrpcTransport
-from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import make_buckets
@@ -49,11 +48,7 @@ AVERAGING = {
     "powersgd": kind(AggregatingRanks, compress="powersgd:1"),
     "int8": kind(AggregatingRanks, compress="int8", slice_bytes=1024),
 }
-WIRES = {
-    "zmq": kind(HubRanks, wire=lambda _: ZmqTransport(), place="127.0.0.1"),
-    "shm": kind(HubRanks, wire=lambda _: ShmTransport(), place="127.0.0.1"),
-    "grpc": kind(HubRanks, wire=lambda _: GrpcTransport(), place="127.0.0.1"),
-}
+WIRES = {"zmq": kind(HubRanks, wire=ZmqTransport), "grpc": kind(HubRanks, wire=GrpcTransport)}
 
 
 class Trained(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager, ExitStack
 from queue import SimpleQueue
 
 import pytest
@@ -14,6 +15,19 @@ from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.support.training.rank_pool import RankPool
 from tests.support.training.ranks import LIMIT
+
+
+class Entered(AbstractContextManager[None]):
+    """Sets an event when a caller begins to wait."""
+
+    def __init__(self, event: threading.Event) -> None:
+        self._event = event
+
+    def __enter__(self) -> None:
+        self._event.set()
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def test_named_operations_may_come_in_any_order_on_every_rank(pool: RankPool) -> None:
@@ -57,6 +71,32 @@ def test_threads_of_a_rank_may_each_wait_for_their_own(three: RankPool) -> None:
         return results
 
     assert three.run(action) == [{name: ord(name) + 2.0 for name in "xyz"}] * 3
+
+
+def test_a_call_started_while_another_is_waited_for_ends_without_a_waiter(three: RankPool) -> None:
+    started = threading.Event()
+
+    def action(communicator: Communicator) -> bool:
+        waits, ended = threading.Event(), threading.Event()
+
+        def start() -> None:
+            waits.wait(LIMIT)
+            work = c.allreduce_async(torch.ones(1), name="started", communicator=communicator)
+            work.when_done(lambda _: ended.set())
+            started.set()
+
+        with ExitStack() as entered:
+            entered.callback(setattr, communicator, "waiting", communicator.waiting)
+            communicator.waiting = Entered(waits)
+            thread = threading.Thread(target=start)
+            thread.start()
+            if communicator.rank:  # rank 0 waits alone
+                started.wait(LIMIT)
+            c.allreduce(torch.ones(1), name="waited for", communicator=communicator)
+        thread.join(LIMIT)
+        return ended.wait(LIMIT)
+
+    assert three.run(action) == [True] * 3
 
 
 def test_no_rank_passes_a_barrier_before_all_ranks_reach_it(pool: RankPool) -> None:

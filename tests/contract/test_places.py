@@ -14,6 +14,7 @@ from torch import nn
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.reports.training import take
 from tests.support.training.ranks import HubRanks, PlacedRanks, Ranks, StagedRanks
 
 
@@ -46,9 +47,7 @@ def trained(kind: type[HubRanks]) -> tuple[list[torch.Tensor], int, HubRanks]:
         before = 0
         data = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(communicator.rank))
         for batch in data:
-            optimizer.zero_grad()
-            model(batch).square().mean().backward()
-            optimizer.step()
+            take(optimizer, model(batch).square().mean())
             before = before or communicator.traffic.bytes_sent  # without the first step, which shows means
         return list(model.state_dict().values()), communicator.traffic.bytes_sent - before
 

@@ -7,43 +7,40 @@ another way: `make gpu`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
-from hubring.ps.core.errors import ConfigError
-from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.contract.awkward import (
-    KINDS,
-    NUMPY,
-    OPTIMIZERS,
-    STEPPING_HERE,
-    assert_as_one,
-    backward,
+from tests.reports.report import as_torch
+from tests.reports.training import (
+    DEVICE,
+    Job,
+    adam,
     batches,
-    ends,
-    gradient,
-    layers,
-    made,
+    mlp,
     momentum,
+    prepared,
+    seeded,
+    square,
     step,
+    take,
+    trained,
     values,
-    wrapped,
 )
-from tests.support.training.ranks import Ranks
 
+NUMPY = ["numpy"] if DEVICE.type == "cpu" else []
+"""Ways to change tensors that the device has."""
 Change = Callable[[Any], object]
 
 
-class Changes(NamedTuple):
-    """What a script does to a model of `layers` in each step."""
-
-    before_step: Change = lambda model: None
-    after_step: Change = lambda model: None
+def gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 def with_numpy(model: Any) -> None:
@@ -82,8 +79,8 @@ AFTER_STEP: dict[str, Change] = {
     **dict.fromkeys(NUMPY, with_numpy),
     "one element": lambda model: model[2].bias.data[1:].fill_(0.25),
     "swap": swap,
-    "reset": lambda model: made(model[2]),
-    "load": lambda model: model.load_state_dict(layers().state_dict()),
+    "reset": lambda model: seeded(model[2].reset_parameters),
+    "load": lambda model: model.load_state_dict(mlp(4).state_dict()),
     "vector": lambda model: nn.utils.vector_to_parameters(
         nn.utils.parameters_to_vector(model.parameters()).clamp(-0.2, 0.2), model.parameters()
     ),
@@ -98,26 +95,17 @@ BEFORE_STEP: dict[str, Change] = {
     "dropped": drop,
 }
 CHANGES = {
-    **{name: Changes(after_step=change) for name, change in AFTER_STEP.items()},
-    **{f"{name} before the step": Changes(before_step=change) for name, change in BEFORE_STEP.items()},
+    **{name: (lambda model: None, change) for name, change in AFTER_STEP.items()},
+    **{f"{name} before the step": (change, lambda model: None) for name, change in BEFORE_STEP.items()},
 }
 
 
-@KINDS
-@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_what_a_script_changes_in_each_step_counts(kind: type[Ranks], changes: Changes) -> None:
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = layers()
-        optimizer = momentum(model, communicator)
-        for batch in batches():
-            optimizer.zero_grad()
-            backward(model, batch, communicator)
-            changes.before_step(model)
-            optimizer.step()
-            changes.after_step(model)
-        return values(model)
-
-    assert_as_one(kind, train)
+@as_torch()
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES)
+def test_what_a_script_changes_in_each_step_counts(job: Job, before: Change, after: Change) -> list[Tensor]:
+    # One after the other, on a GPU too: parameters that share memory are stepped twice.
+    model, optimizer = prepared(job, mlp(4), partial(momentum, foreach=False))
+    return trained(job, model, optimizer, before=lambda _: before(model), after=lambda: after(model))
 
 
 class Sometimes(nn.Module):
@@ -132,57 +120,51 @@ class Sometimes(nn.Module):
         return self.always(batch) + (self.sometimes(batch) if self.both else 0)
 
 
-@KINDS
+OPTIMIZERS = {
+    "momentum": momentum,
+    "adam": adam,
+    "adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.1, lr_decay=0.1),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.9),
+}
+
+
+@as_torch(tolerance=(1e-4, 1e-5))
 @pytest.mark.parametrize(
     ("make", "bucket_bytes"), list(zip(OPTIMIZERS.values(), 2 * (16, 1 << 20), strict=True)), ids=OPTIMIZERS
 )
 def test_a_parameter_without_a_gradient_anywhere_is_not_stepped(
-    kind: type[Ranks], make: Callable[[Any], torch.optim.Optimizer], bucket_bytes: int
-) -> None:
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = made(Sometimes())
-        optimizer = wrapped(make(model.parameters()), model, communicator, bucket_bytes=bucket_bytes)
-        for number, batch in enumerate([*batches(), *batches()]):
-            model.both = number % 3 != 1
-            step(model, optimizer, batch, communicator)
-            assert (model.sometimes.weight.grad is None) is not model.both
-        return values(model)
-
-    assert_as_one(kind, train, rtol=1e-4, atol=1e-5)
+    job: Job, make: Callable[[Any], torch.optim.Optimizer], bucket_bytes: int
+) -> list[Tensor]:
+    model, optimizer = prepared(job, seeded(Sometimes).to(DEVICE), make, bucket_bytes=bucket_bytes)
+    for number, batch in enumerate(batches(steps=8)):
+        model.both = number % 3 != 1
+        step(job, model, optimizer, batch)
+        assert (model.sometimes.weight.grad is None) is not model.both
+    return values(model)
 
 
-@STEPPING_HERE
-def test_an_accumulation_that_ends_early_is_a_mean_after_synchronize(kind: type[Ranks]) -> None:
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        model = layers()
-        optimizer = momentum(model, communicator, backward_passes_per_step=4)
-        for batch in batches():
-            optimizer.zero_grad()
-            for _ in range(2):
-                backward(model, batch, communicator)
-            if isinstance(optimizer, DistributedOptimizer):
-                optimizer.synchronize()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-            optimizer.step()
-        return values(model)
-
-    assert_as_one(kind, train)
+@as_torch(on="aggregate ring")
+def test_an_accumulation_that_ends_early_is_a_mean_after_synchronize(job: Job) -> list[Tensor]:
+    model, optimizer = prepared(job, mlp(), backward_passes_per_step=4)
+    for batch in batches():
+        optimizer.zero_grad()
+        for _ in range(2):
+            job.loss(batch, square(model)).backward()
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+    return values(model)
 
 
 @pytest.mark.differing
-@KINDS
-def test_a_second_gradient_after_the_first_was_sent_is_refused(kind: type[Ranks]) -> None:
-    def train(communicator: Communicator | None) -> list[Tensor]:
-        first, body, head = (made(nn.Linear(4, 4)) for _ in range(3))
-        optimizer = momentum(nn.Sequential(first, body, head), communicator)
-        for number, batch in enumerate(batches()):
-            hidden = first(batch)
-            for _ in range(3 if number == 2 else 1):
-                hidden = torch.utils.checkpoint.checkpoint(body, hidden, use_reentrant=True)
-            optimizer.zero_grad()
-            head(hidden).square().mean().backward()
-            optimizer.step()
-        return []
-
-    with pytest.raises(ConfigError, match=r"got another gradient in one backward.*overlap=False"):
-        ends(kind, train)
+@as_torch(refused="hub aggregate ring", error=r"got another gradient in one backward.*overlap=False")
+def test_a_second_gradient_after_the_first_was_sent_is_refused(job: Job) -> list[Tensor]:
+    first, body, head = (seeded(lambda: nn.Linear(4, 4)) for _ in range(3))
+    optimizer = job.wrap(momentum(whole := nn.Sequential(first, body, head)), whole)
+    for number, batch in enumerate(batches()):
+        hidden = first(batch)
+        for _ in range(3 if number == 2 else 1):
+            hidden = torch.utils.checkpoint.checkpoint(body, hidden, use_reentrant=True)
+        take(optimizer, head(hidden).square().mean())
+    return []

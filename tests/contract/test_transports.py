@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.core.errors import ConnectionLost
-from hubring.ps.transport.base import Message, Transport
+from hubring.ps.transport.base import Transport
 from hubring.ps.transport.grpc.listener import GrpcListener
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
@@ -21,10 +20,8 @@ from tests.support.transports.connection_checks import (
     answers_many_requests_in_any_order,
     overtakes_only_by_priority,
 )
-from tests.support.transports.inproc import InprocTransport
-from tests.support.transports.messages import PATIENCE
 from tests.support.transports.payload_checks import keeps_what_waits_where_it_is
-from tests.support.transports.serving import MakeTransport, Serving
+from tests.support.transports.serving import MakeTransport
 
 Check = Callable[[MakeTransport], None]
 
@@ -47,9 +44,7 @@ class GrpcOnHost(GrpcTransport):
         return super().listen(str(Path(tempfile.mkdtemp()) / "grpc"))
 
 
-KINDS: list[type[Transport]] = [
-    *(InprocTransport, ShmTransport, ZmqTransport, GrpcTransport, ZmqOnHost, GrpcOnHost)
-]
+KINDS: list[type[Transport]] = [ShmTransport, ZmqTransport, GrpcTransport, ZmqOnHost, GrpcOnHost]
 SLOW = {(answers_many_requests_in_any_order, kind) for kind in (GrpcTransport, GrpcOnHost)}
 PAIRS = [
     pytest.param(
@@ -86,12 +81,3 @@ def test_grpc_with_several_lanes(check: Check) -> None:
 @pytest.mark.parametrize("check", [check for check in CHECKS if check is not overtakes_only_by_priority])
 def test_zmq_with_replies_apart(check: Check) -> None:
     check(partial(ZmqTransport, apart=True))
-
-
-def test_a_connection_is_lost_to_the_last_call() -> None:
-    transport = InprocTransport()
-    with Serving(transport) as server:
-        line = transport.dial(server.address, PATIENCE)
-    with pytest.raises(ConnectionLost, match="connection lost"):
-        line.send(Message(b"header"))
-    line.close()

@@ -25,10 +25,9 @@ from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.buckets.value_memory import ComparedValues
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.contract.models import parameters
+from tests.reports.training import take, values
 from tests.support.fakes.lazy_device import HastyDevice
 from tests.support.training.ranks import LIMIT, HubRanks, StagedRanks
-from tests.support.transports.inproc import InprocTransport
 
 FLOATS = mmap.PAGESIZE // 4
 """Elements of a page."""
@@ -55,11 +54,8 @@ class Wired(HubRanks):
     slice_bytes = SLICE
 
     def __init__(self, kind: str, mode: str) -> None:
-        self.kind, self.mode = kind, mode
+        self.kind, self.mode, self.wire = kind, mode, KINDS[kind]
         super().__init__()
-
-    def wire(self) -> Transport:
-        return KINDS[self.kind]()
 
     def consistency(self) -> Consistency:
         return by_name(self.mode)
@@ -68,15 +64,14 @@ class Wired(HubRanks):
         return HostMemory(self.transport.allocate)
 
 
-KINDS: dict[str, Callable[[], Transport]] = {
-    "inproc": InprocTransport,
+KINDS: dict[str, type[Transport]] = {
     "shm": ShmTransport,
     "zmq": ZmqTransport,
     "grpc": GrpcTransport,
 }
 
 
-@pytest.fixture(params=[*(f"{kind} bsp" for kind in KINDS), "inproc asp", "shm asp"])
+@pytest.fixture(params=[*(f"{kind} bsp" for kind in KINDS), "shm asp"])
 def wired(request: pytest.FixtureRequest) -> Iterator[Wired]:
     kind, mode = request.param.split()
     ranks = Wired(kind, mode)
@@ -231,7 +226,7 @@ def test_plain_training_reports_nothing_and_changes_as_in_one_process(wired: Wir
             model(batch).backward()
             assert not any(bucket.written() for bucket in optimizer._trained.reducer.buckets)
             optimizer.step()
-        return parameters(model)
+        return values(model)
 
     ends = wired.run(train)
     if wired.mode != "bsp":
@@ -239,8 +234,6 @@ def test_plain_training_reports_nothing_and_changes_as_in_one_process(wired: Wir
     alone = Model()
     sgd = torch.optim.SGD(alone.parameters(), lr=1e-3, momentum=0.9)
     for batch in batches:
-        sgd.zero_grad()
-        alone(batch).backward()
-        sgd.step()
+        take(sgd, alone(batch))
     for end in ends:
-        torch.testing.assert_close(end, parameters(alone))
+        torch.testing.assert_close(end, values(alone))

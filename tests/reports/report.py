@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import HubringError
-from tests.reports.training import RANKS, Job
+from tests.reports.training import SIZE, Job
 from tests.support.training.ranks import HubRanks, LocalRanks, Ranks, RingRanks
 
 Script = Callable[..., Sequence[Tensor]]
@@ -28,16 +28,16 @@ Script = Callable[..., Sequence[Tensor]]
 
 
 class Hub(HubRanks):
-    size = RANKS
+    size = SIZE
 
 
 class Aggregate(HubRanks):
-    size = RANKS
+    size = SIZE
     aggregate = True
 
 
 class Ring(RingRanks):
-    size = RANKS
+    size = SIZE
 
 
 TOPOLOGIES: dict[str, type[Ranks]] = {"hub": Hub, "aggregate": Aggregate, "ring": Ring, "alone": LocalRanks}
@@ -60,8 +60,8 @@ class Report:
         error: A pattern of that error's message.
         fails: Where the result is another one, as patterns too.
         reason: Why it fails.
-        tolerance: Relative and absolute, between the sum over all samples and the mean of the ranks' means,
-            after a few steps in float32.
+        tolerance: Relative and absolute. If none is given, a single rank ends with torch's bits, and several
+            near the sum over all samples: after a few steps in float32, the mean of their means is another.
     """
 
     number: str
@@ -71,13 +71,13 @@ class Report:
     error: str = ""
     fails: str = ""
     reason: str = ""
-    tolerance: tuple[float, float] = 1e-5, 1e-6
+    tolerance: tuple[float, float] | None = None
 
     def check(self, case: str, topology: type[Ranks], script: Script) -> None:
         """Checks that this case ends as declared."""
         if _among(case, self.refused):
             with pytest.raises(HubringError, match=self.error):
-                _ends(topology, script)
+                ends(topology, script)
         elif _among(case, self.fails):
             with pytest.raises((AssertionError, HubringError)):
                 self._compare(topology, script)
@@ -96,18 +96,15 @@ class Report:
         return "ok"
 
     def _compare(self, topology: type[Ranks], script: Script) -> None:
-        first, *others = _ends(topology, script)
-        for other in others:
-            assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True)), "ranks differ"
-        rtol, atol = self.tolerance
-        torch.testing.assert_close(first, list(script(Job(None))), rtol=rtol, atol=atol)
+        rtol, atol = self.tolerance or ((0.0, 0.0) if topology is LocalRanks else (1e-5, 1e-6))
+        torch.testing.assert_close(ends(topology, script), list(script(Job(None))), rtol=rtol, atol=atol)
 
 
-def report(*told: Any, **options: Any) -> Callable[[Script], Callable[..., None]]:
+def report(*told: Any, often: str = "hub", **options: Any) -> Callable[[Script], Callable[..., None]]:
     """Makes a test of a script; the arguments are those of `Report`, and the first is its number.
 
-    `make test` runs it on a hub that steps, where most can go wrong; `make test-full` on the others. It is
-    the outermost decorator: a case is named after the script's own parameters, and then the topology.
+    `make test` runs it on `often`, a hub that steps, where most can go wrong; `make test-full` on the others.
+    It is the outermost decorator: a case is named after the script's own parameters, and then the topology.
     """
     row = Report(*told, **options)
 
@@ -120,11 +117,15 @@ def report(*told: Any, **options: Any) -> Callable[[Script], Callable[..., None]
         given = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ("request", "topology")]
         test.__signature__ = inspect.Signature([*own, *given])  # type: ignore[attr-defined]
         test.report = row  # type: ignore[attr-defined]
-        marks = {name: [] if name == "hub" else [pytest.mark.full] for name in TOPOLOGIES}
+        marks = {name: [] if name in often.split() else [pytest.mark.full] for name in TOPOLOGIES}
         params = [pytest.param(TOPOLOGIES[name], id=name, marks=marks[name]) for name in row.on.split()]
         return pytest.mark.parametrize("topology", params)(test)
 
     return decorate
+
+
+as_torch = partial(report, "", on="hub aggregate ring", often=EVERYWHERE)
+"""The same for a script without a report, which `make test` runs on all that connects ranks."""
 
 
 def _among(case: str, patterns: str) -> bool:
@@ -132,10 +133,9 @@ def _among(case: str, patterns: str) -> bool:
     return any(fnmatchcase(f"-{case}", f"*-{pattern}") for pattern in patterns.split())
 
 
-def _ends(topology: type[Ranks], script: Script) -> list[list[Tensor]]:
-    """What the script returns on each rank."""
-    ranks = topology()
-    try:
-        return ranks.run(lambda communicator: list(script(Job(communicator))))
-    finally:
-        ranks.close()
+def ends(topology: type[Ranks], script: Script) -> list[Tensor]:
+    """What the script returns on all ranks, bit for bit."""
+    first, *others = topology.run_once(lambda communicator: list(script(Job(communicator))))
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True)), "ranks differ"
+    return first

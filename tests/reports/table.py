@@ -1,4 +1,4 @@
-"""Writes the table of reports into README.md: `python -m tests.reports.table`."""
+"""Writes the lists of reports into README.md: `python -m tests.reports.table`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from tests.reports.report import NOT_RUN, TOPOLOGIES, Report
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
-COLUMNS = ["report", "done", "result"]
-HEAD = f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}\n"
 
 
 def readme() -> str:
-    """The text of README.md: what stands before its first section, with today's numbers, and the tables."""
+    """The text of README.md: what stands before its first section, with today's numbers, and the lists."""
     sections, reports = [], []
     for path in sorted(HERE.glob("test_*.py")):
         module = import_module(f"tests.reports.{path.stem}")
         rows = [test for test in vars(module).values() if hasattr(test, "report")]
         if rows:
             title = str(module.__doc__).splitlines()[0].rstrip(".")
-            table = "".join(_row(test.__doc__, test.report) for test in rows)
-            sections.append(f"## [{title}]({path.name})\n\n{HEAD}{table}")
+            lines = "".join(_line(test.__doc__, test.report) for test in rows)
+            sections.append(f"## [{title}]({path.name})\n\n{lines}")
             reports += [test.report for test in rows]
     intro = README.read_text().partition("\n## ")[0].rstrip()
     numbered = len(set(re.findall(r"[\w.-]+/[\w.-]+#\d+", " ".join(one.number for one in reports))))
@@ -32,10 +30,10 @@ def readme() -> str:
     return "\n".join([f"{intro}\n", *sections])
 
 
-def _row(done: str, row: Report) -> str:
+def _line(done: str, row: Report) -> str:
     what = done.strip().splitlines()[0].rstrip(".")
-    cells = [row.number, what, _result(row)]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+    result = _result(row)
+    return f"- {what} ({row.number})" + (f": {result}\n" if result != "ok" else "\n")
 
 
 def _result(row: Report) -> str:

@@ -1,4 +1,4 @@
-"""Scripts that accumulate gradients over several passes."""
+"""Accumulation over several passes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def accumulate(job: Job, model: nn.Module, optimizer: Optimizer, window: list[Te
 def test_a_window_has_another_length_than_the_optimizer_was_told(
     job: Job, told: int, length: int
 ) -> list[Tensor]:
-    """Fewer passes than `backward_passes_per_step` in the last window, more in each, or none announced."""
+    """More or fewer passes than `backward_passes_per_step`, or none announced."""
     model, optimizer = prepared(job, mlp(), backward_passes_per_step=told)
     for window in windows(length) * 2:
         accumulate(job, model, optimizer, window)
@@ -114,7 +114,7 @@ def test_losses_are_summed_by_tokens_and_ranks_have_different_numbers(job: Job) 
     return values(model)
 
 
-@report("Clipping in a window")
+@report("Clipping")
 def test_gradients_are_clipped_after_every_pass(job: Job, caplog: pytest.LogCaptureFixture) -> list[Tensor]:
     """`clip_grad_norm_` after every pass.
 

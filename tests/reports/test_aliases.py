@@ -1,4 +1,4 @@
-"""Scripts whose parameters share memory, or are replaced by others."""
+"""Parameters that share memory or are replaced."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def one_parameter(model: Autoencoder) -> None:
 @report("allenai/OLMo#485, huggingface/transformers#13030, huggingface/accelerate#138")
 @pytest.mark.parametrize("tie", [one_parameter, wrapped_again, shared_data, transposed])
 def test_weights_that_share_memory_stay_tied(job: Job, tie: object) -> list[Tensor]:
-    """Ties by one parameter, a second `Parameter` of the same storage, `.data`, or a transposed view."""
+    """Ties by parameter, storage, `.data` or transposed view."""
     model = seeded(Autoencoder)
     tie(model)  # type: ignore[operator]
     return trained(job, model, job.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model))
@@ -62,7 +62,7 @@ def test_weights_that_share_memory_stay_tied(job: Job, tie: object) -> list[Tens
 
 @report("huggingface/transformers#13030")
 def test_weights_are_tied_after_the_optimizer_was_made(job: Job) -> list[Tensor]:
-    """Ties after wrapping; the former weight has no gradient any more."""
+    """Ties after wrapping."""
     model = seeded(Autoencoder)
     former = model.decode.weight
     optimizer = job.wrap(momentum(model), model)
@@ -87,7 +87,7 @@ def test_a_parameter_that_replaces_another_is_not_trained(job: Job, closure: boo
 
 @report("pytorch/pytorch#35858")
 def test_a_view_that_the_script_made_before_still_reads_and_writes_the_weights(job: Job) -> list[Tensor]:
-    """Keeps `weight.data[0]`, reads and clamps it after each step."""
+    """Keeps, reads and clamps `weight.data[0]`."""
     model = mlp()
     row = model.get_parameter("0.weight").data[0]
     optimizer = job.wrap(momentum(model), model)
@@ -101,7 +101,7 @@ def test_a_view_that_the_script_made_before_still_reads_and_writes_the_weights(j
 
 @report("PhilJd/contiguous_pytorch_params#2")
 def test_a_network_whose_weights_are_views_of_one_vector(job: Job) -> list[Tensor]:
-    """All weights are views of the script's own vector, which it clamps."""
+    """All weights are views of one vector, which is clamped."""
     model = mlp()
     vector = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     nn.utils.vector_to_parameters(vector, model.parameters())
@@ -111,6 +111,6 @@ def test_a_network_whose_weights_are_views_of_one_vector(job: Job) -> list[Tenso
 
 @report("Module reuse")
 def test_a_layer_used_twice_and_a_module_registered_twice(job: Job) -> list[Tensor]:
-    """One `Linear` stands twice in a `Sequential`."""
+    """One `Linear` twice in a `Sequential`."""
     layer = seeded(lambda: nn.Linear(4, 4))
     return trained(job, *prepared(job, nn.Sequential(layer, nn.Tanh(), layer)))

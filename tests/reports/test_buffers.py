@@ -1,4 +1,4 @@
-"""Scripts whose models have buffers of an unusual kind, or buffers that differ between ranks."""
+"""Unusual buffers, and buffers that differ between ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ KINDS: dict[str, Callable[[], Tensor]] = {
 @report("pytorch/pytorch#34880, pytorch/pytorch#68407, pytorch/pytorch#99652")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_has_a_buffer_of_any_kind(job: Job, kind: str) -> list[Tensor]:
-    """Expanded, complex, conjugated, sparse, transposed, bool, half, empty and scalar buffers."""
+    """Expanded, complex, conjugated, sparse, transposed, bool, half, empty, scalar."""
     model = seeded(lambda: Buffered(KINDS[kind]()))
     # Where rank 0 cannot send its buffer, the other rank waits until the timeout.
     optimizer = job.wrap(momentum(model), model, timeout=3.0)
@@ -82,7 +82,7 @@ def test_buffers_start_as_those_of_rank_0(job: Job) -> list[Tensor]:
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("shape", [True, False], ids=["shape", "dtype"])
 def test_buffers_that_differ_are_refused_by_name(job: Job, shape: bool, persistent: bool) -> list[Tensor]:
-    """A mask has another length, or another dtype, on each rank."""
+    """A mask has another length or dtype on each rank."""
     rank = job.ranks[0]
     length, dtype = (3 + rank, torch.float32) if shape else (3, [torch.float32, torch.float16][rank])
     model = seeded(lambda: Buffered(torch.ones(length, length, dtype=dtype).tril(), persistent))
@@ -244,14 +244,14 @@ ODD: dict[str, Callable[[], Tensor]] = {
 TENSORS = pytest.mark.parametrize("make", ODD.values(), ids=ODD)
 
 
-@report("peft, adapters over quantized layers")
+@report("peft")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor", "ignore:The PyTorch API of nested tensors")
 @TENSORS
 @pytest.mark.parametrize("frozen", [False, True], ids=["buffer", "frozen"])
 def test_a_tensor_that_is_not_dense_stays_as_it_is(
     job: Job, make: Callable[[], Tensor], frozen: bool
 ) -> list[Tensor]:
-    """Buffers and frozen weights that are quantized, nested, on the meta device, or wrap other tensors."""
+    """Frozen tensors that are quantized, nested, meta or wrappers."""
     model, odd = mlp(), seeded(make)
     if frozen and type(odd) is not nn.UninitializedBuffer and not odd.is_quantized:
         model.register_parameter("odd", nn.Parameter(odd, requires_grad=False))
@@ -262,20 +262,20 @@ def test_a_tensor_that_is_not_dense_stays_as_it_is(
 
 
 @report(
-    "pytorch, odd parameters",
+    "pytorch",
     refused=EVERYWHERE,
     error="parameter odd is (on the meta device|a Packed|nested)",
 )
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("name", ["meta", "packed", "nested"])
 def test_a_trained_parameter_that_is_not_dense_is_named(job: Job, name: str) -> list[Tensor]:
-    """Trains a parameter that is nested, on the meta device, or wraps another tensor."""
+    """Trained parameters that are nested, meta or wrappers."""
     model = mlp()
     model.register_parameter("odd", nn.Parameter(ODD[name]()))
     return trained(job, model, job.wrap(momentum(model), model))
 
 
-@report("pytorch, grad_dtype", refused=EVERYWHERE, error="grad_dtype is torch.float32")
+@report("pytorch", refused=EVERYWHERE, error="grad_dtype is torch.float32")
 def test_gradients_of_another_dtype_are_refused(job: Job) -> list[Tensor]:
     """`parameter.grad_dtype = torch.float32` for bfloat16 parameters."""
     model = mlp().bfloat16()

@@ -1,4 +1,4 @@
-"""Scripts that write to parameters between steps."""
+"""Writes to parameters between steps."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ SEVERAL = "hub aggregate ring"
 )
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_after_the_first_steps_are_kept(job: Job, change: Change) -> list[Tensor]:
-    """Clamps, masks, normalises, resets, writes through NumPy, or assigns `p.data` in the first steps."""
+    """Clamps, masks, normalises, resets, writes through NumPy, or assigns `p.data`."""
     model, optimizer = prepared(job, mlp())
     for turn in range(2):
         trained(job, model, optimizer, start=turn, stop=turn + 1)
@@ -122,7 +122,7 @@ def test_embedding_with_max_norm_shortens_rows_of_one_rank(job: Job) -> list[Ten
 
 @report("huggingface/accelerate#3634")
 def test_averaged_weights_are_swapped_in_for_evaluation_and_out_again(job: Job) -> list[Tensor]:
-    """EMA weights are copied in, evaluated, and copied out."""
+    """EMA weights are copied in and out."""
     model, optimizer = prepared(job, mlp(), adam)
     averages = values(model)
     scores = []
@@ -155,7 +155,7 @@ def test_training_goes_on_from_the_best_weights(
 
 @report("timgaripov/swa#16, Lightning-AI/pytorch-lightning#7505")
 def test_training_goes_on_from_averaged_weights(job: Job) -> list[Tensor]:
-    """SWA average is loaded, training goes on."""
+    """Loads the SWA average and goes on."""
     model, optimizer = prepared(job, mlp())
     average = AveragedModel(model)
     trained(job, model, optimizer, after=lambda: average.update_parameters(model))
@@ -176,7 +176,7 @@ class Adapted(nn.Module):
         return self.base(batch) + batch @ (self.up @ self.down).T
 
 
-@report("peft, merged adapters")
+@report("peft")
 def test_an_adapter_is_merged_into_the_weights_while_training_goes_on(job: Job) -> list[Tensor]:
     """`weight.data += up @ down`, then trains on."""
     model, optimizer = prepared(job, seeded(Adapted))
@@ -202,14 +202,14 @@ class Clip(nn.Module):
 
 @report("CLIP scripts")
 def test_a_temperature_is_kept_in_its_range(job: Job) -> list[Tensor]:
-    """A 0-dimensional `logit_scale` is clamped after each step."""
+    """Clamps a 0-dimensional `logit_scale`."""
     model, optimizer = prepared(job, seeded(Clip), adam)
     return trained(job, model, optimizer, after=lambda: model.logit_scale.data.clamp_(0.98, 1.02))
 
 
 @report("Binary networks")
 def test_weights_are_binarised_for_each_pass(job: Job) -> list[Tensor]:
-    """`p.data = p.data.sign()` for each pass, then puts the kept `p.data` back.
+    """`p.data = p.data.sign()` for each pass, then back.
 
     The script keeps the memory of the weights, and puts it back after the pass.
     """
@@ -233,7 +233,7 @@ def test_weights_are_binarised_for_each_pass(job: Job) -> list[Tensor]:
     reason="a hub's answers arrive in the memory of the parameters that it was given first",
 )
 def test_memory_that_is_swapped_out_during_steps_keeps_its_values(job: Job) -> list[Tensor]:
-    """Keeps `p.data`, trains for two steps in other memory, puts it back."""
+    """Trains for two steps in other memory, puts `p.data` back."""
     model, optimizer = prepared(job, mlp())
     trained(job, model, optimizer, stop=2)
     kept = [parameter.data for parameter in model.parameters()]

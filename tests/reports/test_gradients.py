@@ -1,4 +1,4 @@
-"""Scripts that keep, replace, change or drop gradients."""
+"""Gradients that are kept, replaced, changed or dropped."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def saved_alone(tensor: Tensor) -> Tensor:
 @report("pytorch/pytorch#40157, pytorch/pytorch#1995")
 @pytest.mark.parametrize("what", ["grad", "data"])
 def test_a_gradient_or_parameter_is_saved_alone(job: Job, what: str) -> list[Tensor]:
-    """Saves, pickles and copies one small `.grad` or `.data`, which shares no memory with others."""
+    """Saves, pickles and copies one small `.grad` or `.data`."""
     model, optimizer = prepared(job, mlp(), bucket_bytes=1 << 20)
     alone = []
     for batch in batches():
@@ -66,7 +66,7 @@ def test_a_gradient_or_parameter_is_saved_alone(job: Job, what: str) -> list[Ten
 @report("horovod/horovod#947")
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_of_two_tasks_are_kept_and_added(job: Job, set_to_none: bool) -> list[Tensor]:
-    """Keeps the gradients of two tasks and assigns their sum, one projected as by PCGrad."""
+    """Assigns the sum of two tasks' gradients, one projected."""
     model, optimizer = prepared(job, mlp())
     for batch in batches():
         kept = []
@@ -81,7 +81,7 @@ def test_gradients_of_two_tasks_are_kept_and_added(job: Job, set_to_none: bool) 
     return values(model)
 
 
-@report("Clipping of an auxiliary loss")
+@report("Auxiliary loss")
 def test_gradients_are_clipped_between_two_passes(job: Job) -> list[Tensor]:
     """`clip_grad_norm_` after the first of two losses."""
     model, optimizer = prepared(job, mlp())
@@ -141,6 +141,16 @@ def test_gradients_are_dropped_by_hand(job: Job, drop: Change) -> list[Tensor]:
     return values(model)
 
 
+@report("Gradients that are never cleared")
+def test_gradients_are_never_cleared(job: Job) -> list[Tensor]:
+    """Never calls `zero_grad()`."""
+    model, optimizer = prepared(job, mlp())
+    for batch in batches():
+        job.loss(batch, square(model)).backward()
+        optimizer.step()
+    return values(model)
+
+
 # Changed between backward and step
 
 
@@ -174,7 +184,7 @@ EVERY_CHANGE = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @report("pytorch/tutorials, DQN")
 @EVERY_CHANGE
 def test_gradients_are_halved_before_every_step(job: Job, change: Change) -> list[Tensor]:
-    """Halves in place, by `.data`, NumPy, `_foreach_`, or by assigning `.grad` or `.grad.data`."""
+    """Halves in place, by `.data`, NumPy, `_foreach_` or assignment."""
     model, optimizer = prepared(job, mlp())
     return trained(job, model, optimizer, before=lambda _: change(model))
 
@@ -202,7 +212,7 @@ def test_the_norm_of_the_mean_gradient_is_clipped(job: Job) -> list[Tensor]:
 
 @report("Gradient reversal")
 def test_a_hook_scales_the_gradient_of_a_layer(job: Job) -> list[Tensor]:
-    """`register_hook` before and after wrapping."""
+    """`register_hook`."""
     model = mlp()
     model.get_parameter("0.weight").register_hook(lambda gradient: 0.1 * gradient)
     optimizer = job.wrap(momentum(model), model)
@@ -215,10 +225,10 @@ def scale_accumulated(parameter: Tensor) -> None:
         parameter.grad.mul_(0.1)
 
 
-@report("torchtune, hooks after accumulation")
+@report("torchtune")
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 def test_a_hook_scales_the_accumulated_gradient(job: Job, before: bool) -> list[Tensor]:
-    """`register_post_accumulate_grad_hook` before and after wrapping.
+    """`register_post_accumulate_grad_hook`.
 
     The hook is registered before or after the optimizer is wrapped.
     """
@@ -255,7 +265,7 @@ def test_a_second_step_with_the_same_gradients(job: Job) -> list[Tensor]:
 
 @report("horovod/horovod#2420", error="backward", refused="hub aggregate ring")
 def test_one_rank_makes_a_backward_for_itself(job: Job) -> list[Tensor]:
-    """Rank 0 has a further backward and drops its gradients.
+    """Rank 0 has a further backward.
 
     Rank 0 looks at the gradients of one sample, and drops them.
     """

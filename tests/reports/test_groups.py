@@ -1,4 +1,4 @@
-"""Scripts that add, remove, reorder or rewrite parameter groups, or make a new optimizer."""
+"""Changed parameter groups, and new optimizers."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CHANGES: dict[str, Callable[[Optimizer], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 @SIZES
 def test_groups_are_changed_after_two_steps(job: Job, change: str, size: int) -> list[Tensor]:
-    """Removes, empties, reorders, swaps, splits, merges and stops groups, drops one parameter."""
+    """Removes, empties, reorders, swaps, splits, merges and stops groups."""
     model, optimizer = prepared(job, mlp(), two_groups, bucket_bytes=size)
     trained(job, model, optimizer, stop=2)
     CHANGES[change](optimizer)
@@ -147,7 +147,7 @@ FLAGS: list[tuple[type[Optimizer], list[dict[str, Any]]]] = [
 def test_groups_have_flags_of_their_own(
     job: Job, case: tuple[type[Optimizer], list[dict[str, Any]]], size: int
 ) -> list[Tensor]:
-    """`maximize`, `nesterov`, `amsgrad`, a rate of 0 or a tensor, in some groups."""
+    """`maximize`, `nesterov`, `amsgrad`, a rate of 0 or a tensor in some."""
     model, (kind, flags) = mlp(), case
     groups = [
         {"params": [one], "lr": 0.05, **own} for one, own in zip(model.parameters(), flags, strict=True)
@@ -158,7 +158,7 @@ def test_groups_have_flags_of_their_own(
     return [*ended, *(value for state in states for _, value in state if isinstance(value, Tensor))]
 
 
-@report("One group per parameter, mixed precision")
+@report("Mixed precision")
 def test_groups_have_dtypes_of_their_own(job: Job) -> list[Tensor]:
     """Groups with parameters of float32 and float64."""
     model = mlp()
@@ -176,7 +176,7 @@ class ToDouble(nn.Module):
         return given.double()
 
 
-@report("Lightning-AI, empty groups")
+@report("Lightning-AI")
 def test_a_group_is_empty_from_the_start(job: Job) -> list[Tensor]:
     """Empty groups between others."""
     model = mlp()

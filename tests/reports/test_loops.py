@@ -1,4 +1,4 @@
-"""Scripts whose training loop is unusual: mixed precision, skipped steps, uneven batches, evaluation."""
+"""Unusual loops: mixed precision, skipped steps, uneven batches, evaluation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_all_ranks_leave_the_loop_early_by_agreement(job: Job) -> list[Tensor]:
     return [*values(model), *losses]
 
 
-@report("Evaluation on rank 0")
+@report("Evaluation")
 def test_one_rank_evaluates_while_the_other_waits(job: Job) -> list[Tensor]:
     """Only rank 0 evaluates."""
     model, optimizer = prepared(job, mlp())

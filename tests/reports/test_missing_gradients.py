@@ -1,4 +1,4 @@
-"""Scripts in which some parameters have no gradient, or are frozen for a while."""
+"""Missing gradients and frozen parameters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_parameter_that_one_rank_uses_has_a_mean_with_zeros(job: Job, make: Ma
 @OPTIMIZERS
 @pytest.mark.parametrize("heads", [1, 2], ids=["one", "both"])
 def test_tasks_that_take_turns_move_only_their_own_head(job: Job, make: Make, heads: int) -> list[Tensor]:
-    """One head is never used, or tasks take turns; momentum and weight decay."""
+    """A head is never used, or tasks take turns."""
     model, optimizer = prepared(job, seeded(Heads), make)
     for turn, batch in enumerate(batches()):
         job.step(optimizer, batch, task(model, turn % heads))
@@ -94,7 +94,7 @@ def test_a_layer_frozen_after_two_steps_stays(job: Job, make: Make) -> list[Tens
 def test_a_layer_frozen_at_first_is_trained_once_it_is_thawed(
     job: Job, make: Make, thawed: int
 ) -> list[Tensor]:
-    """Is in the optimizer, thawed before the first step, which clips, or after two."""
+    """Thaws before the first step, or after two."""
     model = mlp()
     model.get_submodule("0").requires_grad_(False)
     optimizer = job.wrap(make(model), model)
@@ -111,7 +111,7 @@ def test_a_layer_frozen_at_first_is_trained_once_it_is_thawed(
 @OPTIMIZERS
 @pytest.mark.parametrize("late", [False, True], ids=["first", "later"])
 def test_gradients_of_the_last_layer_are_cancelled(job: Job, late: bool, make: Make) -> list[Tensor]:
-    """`p.grad = None` before `step()`, in the first two steps or from the third step on."""
+    """`p.grad = None` before `step()`, at first or later."""
     model, optimizer = prepared(job, mlp(), make)
 
     def cancel(turn: int) -> None:
@@ -123,7 +123,7 @@ def test_gradients_of_the_last_layer_are_cancelled(job: Job, late: bool, make: M
 
 @report("pytorch/pytorch#41101")
 def test_a_parameter_without_a_gradient_has_none(job: Job) -> list[Tensor]:
-    """Looks which `.grad` is None after `zero_grad()` and backward."""
+    """Looks which `.grad` is None."""
     model, optimizer = prepared(job, seeded(Heads))
     missing = []
     for batch in batches():
@@ -138,14 +138,14 @@ def test_a_parameter_without_a_gradient_has_none(job: Job) -> list[Tensor]:
 @report("skorch-dev/skorch#562", "nothing moves")
 @OPTIMIZERS
 def test_a_step_before_the_first_backward_changes_nothing(job: Job, make: Make) -> list[Tensor]:
-    """`step()` before the first backward, to silence a scheduler."""
+    """`step()` before the first backward."""
     model, optimizer = prepared(job, mlp(), make)
     optimizer.zero_grad()
     optimizer.step()
     return trained(job, model, optimizer)
 
 
-@report("peft, frozen base")
+@report("peft")
 def test_only_adapters_are_given_to_the_optimizer(job: Job) -> list[Tensor]:
     """A frozen layer outside the optimizer."""
     model = mlp()

@@ -1,4 +1,4 @@
-"""Models of unusual kinds, and models that scripts convert, copy or save."""
+"""Unusual models, and models that are converted, copied or saved."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim import Optimizer
 
@@ -100,7 +102,7 @@ def test_a_discriminator_with_spectral_norm_runs_twice_before_backward(job: Job)
 
 @report("descriptinc/descript-audio-codec#81")
 def test_a_weight_is_parametrised_after_the_optimizer_was_made(job: Job) -> list[Tensor]:
-    """Adds and removes a parametrisation in the middle."""
+    """Adds and removes a parametrisation."""
 
     class Symmetric(nn.Module):
         def forward(self, weight: Tensor) -> Tensor:
@@ -150,7 +152,7 @@ def test_convolutions_are_in_channels_last(job: Job, late: bool) -> list[Tensor]
 @pytest.mark.parametrize("after", [0, 1], ids=["at once", "after a step"])
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_a_model_is_converted_after_the_optimizer_was_made(job: Job, kind: Any, after: int) -> list[Tensor]:
-    """`model.double()`, `.half()` or `.bfloat16()` after wrapping or after a step."""
+    """`.double()`, `.half()` or `.bfloat16()` after wrapping."""
     model, optimizer = prepared(job, mlp(), lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
     trained(job, model, optimizer, stop=after)
     model.to(kind)
@@ -192,7 +194,7 @@ def test_a_lazy_layer_is_filled_in_the_first_forward(job: Job) -> list[Tensor]:
     return trained(job, model, optimizer)
 
 
-@report("Mixed types in one model", tolerance=(0.02, 0.02))
+@report("Mixed types", tolerance=(0.02, 0.02))
 def test_parameters_have_different_types(job: Job) -> list[Tensor]:
     """Bfloat16 and float64 in one model."""
 
@@ -222,7 +224,7 @@ def test_a_target_network_takes_over_the_weights_every_two_steps(job: Job) -> li
 
 @report("Lightning-AI/pytorch-lightning#9431", tolerance=(1e-4, 1e-5))
 def test_a_transformer_is_evaluated_in_the_middle(job: Job) -> list[Tensor]:
-    """Wraps, and evaluates between steps, in `inference_mode`."""
+    """Wraps and evaluates in `inference_mode`."""
     layer = seeded(lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True))
     with torch.inference_mode():
         optimizer = job.wrap(momentum(layer, lr=0.01), layer)
@@ -263,7 +265,7 @@ def test_a_bag_of_embeddings_with_a_padding_row(job: Job) -> list[Tensor]:
     return trained_by(job, model, optimizer, square(model), rows)
 
 
-@report("Evaluation in other processes", error=r"call model\.share_memory\(\) before", refused="hub")
+@report("Evaluation processes", error=r"call model\.share_memory\(\) before", refused="hub")
 def test_a_model_is_shared_with_other_processes(job: Job) -> list[Tensor]:
     """`model.share_memory()` after wrapping."""
     model, optimizer = prepared(job, mlp())
@@ -273,10 +275,10 @@ def test_a_model_is_shared_with_other_processes(job: Job) -> list[Tensor]:
 
 
 @report("TorchScript")
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:[^a-z]*torch.jit")  # since torch 2.14 with another category
 @pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
 def test_a_model_is_traced(job: Job, early: bool) -> list[Tensor]:
-    """`torch.jit.trace` before and after wrapping."""
+    """`torch.jit.trace`."""
     model: Any = mlp()
     traced = traced_model(model) if early else None
     optimizer = job.wrap(momentum(model), model if traced is None else traced)
@@ -297,14 +299,14 @@ def other_floats(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@report("pytorch, default device and dtype")
+@report("pytorch")
 @pytest.mark.usefixtures("other_floats")
 @pytest.mark.parametrize("make", [momentum, adam])
 @pytest.mark.parametrize("early", [True, False], ids=["early", "late"])
 def test_a_default_device_and_a_default_dtype_are_for_the_scripts_tensors(
     job: Job, make: Callable[[nn.Module], Optimizer], early: bool
 ) -> list[Tensor]:
-    """`set_default_device("meta")` and `set_default_dtype`, before wrapping or after a step."""
+    """`set_default_device("meta")` and `set_default_dtype`."""
     model = seeded(lambda: nn.Sequential(nn.Linear(4, 5, dtype=torch.float32), nn.BatchNorm1d(5).float()))
     data = torch.randn(4, 8, 4, dtype=torch.float32, generator=torch.Generator().manual_seed(1))
     optimizer = None if early else job.wrap(make(model), model)
@@ -330,16 +332,27 @@ def group_of_one() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@report("DDP inside Hubring", refused="hub aggregate ring", error="in a DistributedDataParallel, which")
+@report("DDP", refused="hub aggregate ring", error="in a DistributedDataParallel, which")
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize("given", ["wrapped", "inner", "later"])
+@pytest.mark.parametrize("given", ["wrapped", "inner", "nothing", "later", "later, nothing"])
 def test_a_model_averages_its_gradients_itself(job: Job, given: str) -> list[Tensor]:
-    """Passes a DistributedDataParallel, its module, or wraps the model in one afterwards."""
+    """Passes a DistributedDataParallel, its module or its optimizer, or wraps afterwards."""
     model = mlp()
-    if given == "later":
-        optimizer = job.wrap(momentum(model), model)
+    passed = None if given.endswith("nothing") else model
+    if given.startswith("later"):
+        optimizer = job.wrap(momentum(model), passed)
     with _tracing:
         parallel = nn.parallel.DistributedDataParallel(model)
-    if given != "later":
-        optimizer = job.wrap(momentum(model), parallel if given == "wrapped" else model)
+    if not given.startswith("later"):
+        optimizer = job.wrap(momentum(model), parallel if given == "wrapped" else passed)
     return trained(job, model, optimizer, parallel)
+
+
+@report("FSDP2", refused=EVERYWHERE, error="fully_shard")
+@pytest.mark.usefixtures("group_of_one")
+def test_a_model_shards_its_parameters_itself(job: Job) -> list[Tensor]:
+    """Parameters of `fully_shard`."""
+    model = mlp()
+    with _tracing:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    return trained(job, model, job.wrap(momentum(model), model))

@@ -1,4 +1,4 @@
-"""Scripts that save, load, reset or copy an optimizer's state."""
+"""Optimizer state that is saved, loaded, reset or copied."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_saved_state_is_torchs_own(job: Job) -> list[Tensor]:
     return [*values(model), *moments(plain)]
 
 
-@report("Loss spikes, roll back")
+@report("Loss spikes")
 def test_model_and_optimizer_are_rolled_back(job: Job) -> list[Tensor]:
     """Restores model and optimizer from a copy."""
     model, optimizer = prepared(job, mlp(), adam)
@@ -144,18 +144,16 @@ CHANGES: dict[str, Callable[[Optimizer], Any]] = {
 def test_moments_change_in_the_scripts_own_optimizer(
     job: Job, change: Callable[[Optimizer], Any], own: bool
 ) -> list[Tensor]:
-    """Halves, drops or replaces moments through the optimizer that it wrapped, or through the wrapper."""
+    """Halves, drops or replaces moments, in the wrapper or the optimizer inside."""
     model = mlp()
     inner = momentum(model)
     optimizer = job.wrap(inner, model)
     return trained(job, model, optimizer, after=lambda: change(inner if own else optimizer))
 
 
-@report(
-    "Moments changed late", refused="hub", error="changes the optimizer's state between backward and step"
-)
+@report("Late changes", refused="hub", error="changes the optimizer's state between backward and step")
 def test_moments_change_between_backward_and_step(job: Job) -> list[Tensor]:
-    """Clears moments after the backward of the third step, whose gradients have left by then."""
+    """Clears moments after a backward."""
     model, optimizer = prepared(job, mlp())
 
     def clear(turn: int) -> None:
@@ -169,7 +167,7 @@ def test_moments_change_between_backward_and_step(job: Job) -> list[Tensor]:
 @pytest.mark.parametrize("closure", [True, False], ids=["closure", "plain"])
 @pytest.mark.parametrize("begin", [0, 2], ids=["always", "later"])
 def test_the_scripts_own_optimizer_steps(job: Job, begin: int, closure: bool) -> list[Tensor]:
-    """Calls `step()` and `zero_grad()` of the optimizer that it wrapped."""
+    """`step()` and `zero_grad()` of the optimizer inside."""
     model = mlp()
     inner = adam(model)
     optimizer = job.wrap(inner, model)
@@ -185,9 +183,9 @@ def test_the_scripts_own_optimizer_steps(job: Job, begin: int, closure: bool) ->
     return [*values(model), torch.as_tensor(total), torch.tensor(steps)]
 
 
-@report("Optimizers wrapped in others, logging of moments")
+@report("Wrapped optimizers")
 def test_the_state_is_taken_once_and_used_in_all_steps(job: Job) -> list[Tensor]:
-    """Keeps `optimizer.state`, reads and halves moments in it and counts steps in it."""
+    """Keeps `optimizer.state`, halves moments and counts steps in it."""
     model, optimizer = prepared(job, mlp())
     state, norms = optimizer.state, []
     for number, batch in enumerate(batches()):
@@ -199,9 +197,9 @@ def test_the_state_is_taken_once_and_used_in_all_steps(job: Job) -> list[Tensor]
     return [*values(model), *norms]
 
 
-@report("Optimizers wrapped in others", refused="hub", error="has kept from an earlier step")
+@report("Wrapped optimizers", refused="hub", error="has kept from an earlier step")
 def test_a_moment_that_was_kept_is_cleared_two_steps_later(job: Job) -> list[Tensor]:
-    """Keeps `state[p]["momentum_buffer"]` and clears it after a later step."""
+    """Keeps a momentum buffer and clears it later."""
     model, optimizer = prepared(job, mlp())
     kept: list[Tensor] = []
     for batch in batches():
@@ -229,7 +227,7 @@ def loaded_state(model: nn.Module) -> nn.Module:
 def test_a_copy_of_the_model_is_trained_locally(
     job: Job, copied: Callable[[nn.Module], nn.Module]
 ) -> list[Tensor]:
-    """Saves and loads the model or its state, or copies it; trains the copy with a local optimizer."""
+    """Saves and loads or copies the model; trains the copy locally."""
     model, optimizer = prepared(job, mlp())
     trained(job, model, optimizer)
     again = copied(model)
@@ -237,9 +235,9 @@ def test_a_copy_of_the_model_is_trained_locally(
     return values(model, again)
 
 
-@report("Hooks on the script's own optimizer")
+@report("Step hooks")
 def test_hooks_run_once_where_the_scripts_own_optimizer_steps(job: Job) -> list[Tensor]:
-    """`register_step_pre_hook` and `register_step_post_hook` with `step()` of the wrapped optimizer."""
+    """Step hooks, with `step()` of the optimizer inside."""
     model = mlp()
     inner = momentum(model)
     calls = [0, 0]

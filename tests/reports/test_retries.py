@@ -1,4 +1,4 @@
-"""Scripts that go on after a backward pass that failed, as for lack of memory."""
+"""Failed backward passes, as for lack of memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def by_hand(model: nn.Module, _: Optimizer) -> None:
 def test_a_backward_that_failed_is_repeated(
     job: Job, drop: Drop, failing: int, options: dict[str, Any]
 ) -> list[Tensor]:
-    """Catches the error, drops the gradients in three ways, repeats the backward.
+    """Catches the error and repeats the backward.
 
     The gradients of the failed pass are of a larger batch, so none of them may count.
     """

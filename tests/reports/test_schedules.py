@@ -1,4 +1,4 @@
-"""Scripts with schedulers, hooks and patched steps."""
+"""Schedulers, hooks and patched steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ Schedule = Callable[[Optimizer], LRScheduler]
 @SCHEDULES
 @pytest.mark.parametrize("early", [True, False], ids=["inner", "wrapped"])
 def test_a_schedule_is_followed(job: Job, schedule: Schedule, early: bool) -> list[Tensor]:
-    """Warm-up, OneCycle, sequences and restarts, made before and after wrapping.
+    """Warm-up, OneCycle, sequences and restarts.
 
     The scheduler has the wrapped optimizer or the optimizer before it was wrapped; nothing warns.
     """
@@ -122,7 +122,7 @@ NUMBERS: dict[str, tuple[Callable[[nn.Module], Optimizer], str, Callable[[int], 
 @report("horovod/horovod#605")
 @pytest.mark.parametrize("number", NUMBERS.values(), ids=NUMBERS)
 def test_a_schedule_has_numbers_of_numpy(job: Job, number: Any) -> list[Tensor]:
-    """Hyperparameters that are NumPy's numbers, arrays and flags, or tensors."""
+    """Hyperparameters of NumPy, or tensors."""
     make, option, value = number
     model, optimizer = prepared(job, mlp(), make)
     for turn, batch in enumerate(batches()):
@@ -131,12 +131,20 @@ def test_a_schedule_has_numbers_of_numpy(job: Job, number: Any) -> list[Tensor]:
     return values(model)
 
 
-@report("pytorch, capturable optimizers")
+@report("pytorch")
 def test_a_rate_that_is_a_tensor(job: Job) -> list[Tensor]:
     """`lr=torch.tensor(...)`, changed in place."""
     model = mlp()
     optimizer = job.wrap(torch.optim.Adam(model.parameters(), lr=torch.tensor(0.05)), model)
     return trained(job, model, optimizer, after=lambda: optimizer.param_groups[0]["lr"].mul_(0.5))
+
+
+@report("Late schedules")
+def test_the_rate_falls_between_backward_and_step(job: Job) -> list[Tensor]:
+    """Sets a rate between a backward and its step."""
+    model, optimizer = prepared(job, mlp())
+    group = optimizer.param_groups[0]
+    return trained(job, model, optimizer, before=lambda turn: group.update(lr=0.05 / (turn + 1)))
 
 
 # Hooks and patches
@@ -180,11 +188,11 @@ def before_step(optimizer: Optimizer, model: nn.Module) -> None:
     optimizer.register_step_pre_hook(halve_gradients(model))
 
 
-@report("pytorch/pytorch#20203, pytorch/pytorch#71272, step hooks")
+@report("pytorch/pytorch#20203, pytorch/pytorch#71272")
 @pytest.mark.parametrize("change", [after_step, before_step, patch])
 @pytest.mark.parametrize("early", [True, False], ids=["inner", "wrapped"])
 def test_a_step_is_changed(job: Job, early: bool, change: Callable[..., None]) -> list[Tensor]:
-    """`register_step_post_hook`, `register_step_pre_hook` or another `step`, before or after wrapping."""
+    """`register_step_post_hook`, `register_step_pre_hook` or another `step`."""
     model = mlp()
     inner = momentum(model)
     if early:
@@ -234,7 +242,7 @@ class Averaging(torch.optim.SGD):
 
 @report("facebookresearch/schedule_free#32")
 def test_an_optimizer_that_swaps_weights_for_evaluation(job: Job) -> list[Tensor]:
-    """An optimizer swaps `p.data` for evaluation, in a method of its own."""
+    """An optimizer swaps `p.data` for evaluation."""
     model = mlp()
     optimizer: Any = job.wrap(Averaging(model), model)
     scores = []
@@ -260,7 +268,7 @@ def test_a_closure_is_called_once_and_its_loss_is_returned(job: Job) -> list[Ten
 
 
 @report(
-    "pytorch, step hooks",
+    "pytorch",
     fails="aggregate ring alone",
     reason="torch runs a global hook for the DistributedOptimizer and for the optimizer in it",
 )

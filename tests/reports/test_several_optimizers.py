@@ -1,4 +1,4 @@
-"""Scripts with several optimizers, of which some share parameters."""
+"""Several optimizers, of which some share parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def forge_loss(job: Job, judge: nn.Module, forger: nn.Module, batch: Tensor) -> 
 @report("Lightning-AI/pytorch-lightning#20328, Lightning-AI/pytorch-lightning#20866")
 @pytest.mark.parametrize("toggles", [True, False], ids=["toggles", "drops"])
 def test_the_discriminator_is_frozen_while_the_generator_trains(job: Job, toggles: bool) -> list[Tensor]:
-    """GAN that toggles `requires_grad`, or drops the other model's gradients."""
+    """GAN: toggles `requires_grad`, or drops gradients."""
     judge, forger = adversaries()
     judging, forging = job.wrap(momentum(judge), judge), job.wrap(momentum(forger), forger)
     for batch in batches():
@@ -64,7 +64,7 @@ def test_a_critic_with_clipped_weights_steps_twice_as_often(job: Job) -> list[Te
 @report("horovod/horovod#1549, horovod/horovod#1417")
 @pytest.mark.parametrize("turns", [False, True], ids=["together", "in turns"])
 def test_two_optimizers_step_after_one_backward(job: Job, turns: bool) -> list[Tensor]:
-    """Two optimizers, one loss: both step, or take turns, where the other's gradients are dropped."""
+    """Two optimizers, one loss: both step, or take turns."""
     model = mlp()
     trunk, head = model[0], model[2]
     optimizers: list[Optimizer] = [job.wrap(momentum(trunk), trunk), job.wrap(adam(head), head)]
@@ -113,9 +113,9 @@ def test_a_learned_loss_weight_has_a_local_optimizer(job: Job) -> list[Tensor]:
     return [*values(model), weight.detach()]
 
 
-@report("Fine-tuning, a new head")
+@report("Fine-tuning")
 def test_a_second_optimizer_trains_a_head_that_came_later(job: Job) -> list[Tensor]:
-    """Replaces a layer of the model after wrapping, and makes another optimizer for it, twice."""
+    """Replaces a layer after wrapping, with another optimizer, twice."""
     model, optimizer = prepared(job, mlp())
     model[2] = seeded(lambda: nn.Linear(5, 2))
     for make in (momentum, adam):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,7 +16,12 @@ from hubring.workers.collectives import allreduce
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 
-RANKS = 2
+DEVICE = torch.device(os.environ.get("HUBRING_TEST_DEVICE", "cpu"))
+"""Of the models and batches; `make gpu` sets it."""
+SIZE = 2 if DEVICE.type == "cpu" else 1
+"""Ranks. torch runs all backward passes on a GPU in one thread, where ranks would wait for each other."""
+PARTS = 2
+"""Of a batch."""
 STEPS = 4
 
 _seeding = threading.Lock()
@@ -31,17 +37,18 @@ class Job:
         communicator: Connects the ranks. None in the reference.
 
     Attributes:
+        communicator: As given.
         ranks: The ranks whose batches this process takes: its own, or all if there is one process.
     """
 
     def __init__(self, communicator: Communicator | None) -> None:
-        self._communicator = communicator
+        self.communicator = communicator
         single = communicator is None or communicator.size == 1
-        self.ranks = list(range(RANKS)) if communicator is None or single else [communicator.rank]
+        self.ranks = list(range(PARTS)) if communicator is None or single else [communicator.rank]
 
     def parts(self, batch: Tensor) -> list[Tensor]:
         """The rows of the batch that each of `ranks` takes."""
-        return [batch.chunk(RANKS)[rank] for rank in self.ranks]
+        return [batch.chunk(PARTS)[rank] for rank in self.ranks]
 
     def loss(self, batch: Tensor, of_part: Callable[[Tensor], Tensor]) -> Tensor:
         return self.loss_by_rank(batch, lambda _, part: of_part(part))
@@ -52,10 +59,10 @@ class Job:
 
     def wrap(self, optimizer: Optimizer, model: nn.Module | None, **options: Any) -> Optimizer:
         """Returns the optimizer that steps with all ranks' gradients; in the reference torch's own."""
-        if self._communicator is None:
+        if self.communicator is None:
             return optimizer
         options = {"bucket_bytes": 64, "timeout": 10.0, **options}
-        return DistributedOptimizer(optimizer, model, communicator=self._communicator, **options)
+        return DistributedOptimizer(optimizer, model, communicator=self.communicator, **options)
 
     def step(self, optimizer: Optimizer, batch: Tensor, of_part: Callable[[Tensor], Tensor]) -> Tensor:
         """Takes a step with the mean of the parts' losses, and returns that."""
@@ -75,9 +82,9 @@ class Job:
         return evaluate
 
     def mean_over_ranks(self, value: Tensor) -> Tensor:
-        if self._communicator is None:
+        if self.communicator is None:
             return value
-        return allreduce(value, communicator=self._communicator)
+        return allreduce(value, communicator=self.communicator)
 
 
 def seeded(make: Callable[[], M]) -> M:
@@ -88,7 +95,7 @@ def seeded(make: Callable[[], M]) -> M:
 
 
 def batches(rows: int = 8, width: int = 4, steps: int = STEPS) -> Tensor:
-    return torch.randn(steps, rows, width, generator=torch.Generator().manual_seed(1))
+    return torch.randn(steps, rows, width, generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
 
 def values(*models: nn.Module) -> list[Tensor]:
@@ -109,8 +116,10 @@ def adam(model: nn.Module) -> torch.optim.Adam:
 OPTIMIZERS = pytest.mark.parametrize("make", [momentum, adam], ids=["sgd", "adam"])
 
 
-def mlp() -> nn.Sequential:
-    return seeded(lambda: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)))
+def mlp(hidden: int = 5) -> Any:
+    """Two layers; a `Sequential`, whose layers torch types as tensors or modules."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Linear(hidden, 2)))
+    return model.to(DEVICE)
 
 
 def square(model: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -62,16 +62,17 @@ def hub(
     optimizer: str = "SGD",
     initialise: bool = True,
     codec: str = "",
+    dtype: str = "float32",
 ) -> KVStore:
     store = KVStore(consistency)
     store.on_view(view(1, *map(sender, range(workers))))
     slices = [Slice(key, 0, key * numel, numel, 0) for key in range(keys)]
-    store.assign(slices, [bucket(numel * keys, optimizer, codec=codec, parameters=parameters)])
+    store.assign(slices, [bucket(numel * keys, optimizer, dtype, codec, parameters)])
     if initialise and optimizer:
         for key in range(keys):
-            assert store.handle(Init(sender(0), key, torch.zeros(numel)), "init") == [
-                Delivery("init", CollectiveResult())
-            ]
+            assert store.handle(
+                Init(sender(0), key, torch.zeros(numel, dtype=getattr(torch, dtype))), "init"
+            ) == [Delivery("init", CollectiveResult())]
     return store
 
 

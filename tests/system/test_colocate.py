@@ -45,24 +45,6 @@ def test_a_colocated_hub_ends_in_the_same_bytes_as_a_hub_with_own_shards(
     assert not left_behind(before)
 
 
-@pytest.mark.full
-def test_a_hub_that_averages_can_be_colocated(cluster: Cluster) -> None:
-    server, address = cluster.server("--workers", "2", "--once", "--colocate", *SLICES, "--host", "::1")
-    pair = cluster.ranks(address, 2, "--aggregate", SMALL, "60")
-    assert [worker.done()["steps"] for worker in pair] == [60, 60]
-    assert server.done()["finished"] == [0, 1]
-    assert all("starts one on ::1" in worker.said() for worker in pair)
-
-
-@pytest.mark.full
-def test_a_ring_on_it_starts_no_shards(cluster: Cluster) -> None:
-    server, address = cluster.server("--workers", "2", "--once", "--colocate")
-    for worker in cluster.ranks(address, 2, "--topology", "ring", SMALL, "5"):
-        assert worker.done()["steps"] == 5
-        assert "serving" not in worker.said()
-    assert server.done()["shards"] == []
-
-
 def test_a_killed_worker_ends_the_job_and_the_next_goes_on_from_its_checkpoint(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -153,12 +135,15 @@ def test_a_failing_script_ends_the_job_for_all(cluster: Cluster, tmp_path: Path)
 
 @pytest.mark.full
 def test_one_job_follows_the_other_with_shards_of_its_own(cluster: Cluster) -> None:
-    server, address = cluster.server("--colocate", *SLICES)
-    for number, count in enumerate((2, 3)):
-        flags = ["--world-size", str(count), SMALL, "10"]
-        assert {worker.done()["steps"] for worker in cluster.ranks(address, count, *flags)} == {10}
+    """A hub that steps, one that averages, and a ring, which has no shards."""
+    server, address = cluster.server("--colocate", *SLICES, "--host", "::1")
+    for number, kind in enumerate((["hub"], ["hub", "--aggregate"], ["ring"])):
+        count = 2 + number
+        workers = cluster.ranks(address, count, "--world-size", str(count), "--topology", *kind, SMALL, "10")
+        assert {worker.done()["steps"] for worker in workers} == {10}
+        assert {"starts one on ::1" in worker.said() for worker in workers} == {kind != ["ring"]}
         server.until(lambda: server.said().count("ready for the next job") == number + 1, "the job's end")  # noqa: B023
-        assert server.said().count("shard 0 (") == number + 1
+    assert server.said().count("shard 0 (") == 2
 
 
 @pytest.mark.full

@@ -38,7 +38,7 @@ def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Clus
     assert [pair["steps"] for pair in found["gate"]["pairs"]] == [20, None]
     assert found["gate"]["pairs"][0]["final"] != found["gate"]["pairs"][0]["difference"]
     assert [(each["judged"], each["fault"]) for each in found["gate"]["steps"]] == [(22, "")] * 3
-    assert "Gate: 66 of 66 steps were re-checked" in compare.said()
+    assert "66 of 66 updates were repeated in one process, and none was wrong." in compare.said()
     assert {row["row"]: len(row["seeds"]) for row in found["rows"]} == {"local": 1, "hub-bsp": 1}
     assert "--mode bsp" in found["commands"][LABELS[1]][0]
     [line] = found["bandwidth"]
@@ -54,7 +54,7 @@ def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Clus
 def test_a_rate_at_which_a_row_diverges_is_a_result(cluster: Cluster, tmp_path: Path) -> None:
     words = [*SHORT, "--rows", "hub-asp,ring", "--learning-rate", "1e30", "--out", str(tmp_path / "out")]
     compare = cluster.run("compare", COMPARE, *words)
-    said = [row["failed"] for row in results(tmp_path / "out")["rows"]] if compare.done() else []
+    said = [row["failed"] for row in results(tmp_path / "out")["rows"]] if compare.done(1) else []
     assert len(said) == 2
     assert all("1 of 1 runs: diverged after" in failed for failed in said)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.core.packages import EXTRAS
-from tests.support.processes.cluster import TRAIN, Cluster, Program, measured
+from tests.support.processes.cluster import SMALL, TRAIN, Cluster, Program, measured
 
 WORKER = "hubring.workers.programs.ps_worker"
 COMPARE = "hubring.workers.compare.cli"
@@ -80,10 +80,25 @@ def test_a_comparison_of_a_script_needs_no_extra(
     flags = measured(20, "--rows", "local", "--seeds", "0", "--out", str(tmp_path / "out"))
     program = cluster.run("compare", COMPARE, *flags, variables=bare)
     assert Path(program.done()["report"]).is_file()
-    assert (
-        program.said().count("no TensorBoard scalars: tensorboardX is not installed; install it with:") == 1
-    )
+    assert program.said().count("no TensorBoard scalars: tensorboard is not installed; install it with:") == 1
     assert not (tmp_path / "out" / "tensorboard").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_a_writer_that_is_not_installed_is_refused_before_anything_starts(
+    cluster: Cluster, bare: dict[str, str], package: str
+) -> None:
+    flags = ["--report-to", f"{package}:runs", SMALL, "5"]
+    text = (
+        f"--report-to {package}:runs: {package} is not installed; install it with: pip install {package},"
+        f" or in a clone of Hubring: pip install '.[{package}]'"
+    )
+    program = cluster.run("run", "hubring.workers.programs.ps_run", "-np", "2", *flags, variables=bare)
+    assert program.wait() == 78
+    assert program.said() == f"ps-run: {text}\n"
+    worker = cluster.run("worker", WORKER, *flags, variables=bare)
+    assert text.partition(":runs")[2] in worker.done(78)["error"]  # there the folder is absolute
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import time
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from hubring.ps.observe.health import probe
 from hubring.ps.security.access import find_access
@@ -42,12 +43,14 @@ def probed(cluster: Cluster, address: str, service: str = "") -> Program:
     return cluster.run(f"probe{number}", "hubring.ps.cli", "health", address, *flags)
 
 
-def test_all_services_are_probed(cluster: Cluster) -> None:
+def test_all_services_are_probed_and_told_by_reflection(cluster: Cluster) -> None:
     _, address = cluster.server("--shards", "2")
     with asking(address) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         for service in SERVICES:
             probe(channel, address, service, PATIENCE)
+        services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {"hubring.v1.Control", "grpc.health.v1.Health"} <= set(services)
     assert probed(cluster, address).done() == {"address": address, "service": "", "serving": True}
     assert "no service 'data'" in probed(cluster, address, "data").done(2)["error"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program, await_all
 from tests.support.processes.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -52,15 +52,13 @@ def test_a_signal_to_a_host_whose_shards_just_end_with_the_server_changes_nothin
     assert host.done()["exit_code"] == 0
 
 
-@pytest.mark.full
-def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
+def test_shards_and_workers_may_come_before_their_server(cluster: Cluster) -> None:
     port = str(free_port())
-    host = joined(cluster, f"127.0.0.1:{port}")
-    host.until_said(f"no server at 127.0.0.1:{port} yet")
+    host, worker = joined(cluster, f"127.0.0.1:{port}"), cluster.worker(f"127.0.0.1:{port}", SMALL, "5")
+    await_all((host, worker), f"no server at 127.0.0.1:{port} yet")
     flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--once"]
     server = cluster.run("server", "hubring.ps.cli", "start", "--port", port, *flags)
-    server.until_said(f"ps-server on 127.0.0.1:{port}")
-    cluster.worker(f"127.0.0.1:{port}", SMALL, "5").done()
+    assert worker.done()["steps"] == 5
     server.done()
     host.done()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program
+from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program, await_all
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +35,10 @@ def test_a_shard_does_not_grow_over_10_000_steps(cluster: Cluster, tmp_path: Pat
     early, late = tmp_path / "early", tmp_path / "late"
     holds = ["hold", str(early), "1000", "hold", str(late), str(steps)]
     pair = cluster.ranks(address, 2, "--transport", transport, SMALL, str(steps + 1), "16", *holds)
-    for worker in pair:
-        worker.until_said("holding at 1000")
+    await_all(pair, "holding at 1000")
     before = held(server)
     early.touch()
-    for worker in pair:
-        worker.until_said(f"holding at {steps}")
+    await_all(pair, f"holding at {steps}")
     after = held(server)
     late.touch()
     assert [worker.done()["steps"] for worker in pair] == [steps + 1] * 2
@@ -64,8 +62,7 @@ def _with_a_model(cluster: Cluster, tmp_path: Path, transport: str, megabytes: i
     go = tmp_path / f"go-{megabytes}"
     server, address = cluster.server("--workers", "2", "--once", name=f"server-{megabytes}-MiB")
     pair = cluster.ranks(address, 2, "--transport", transport, LARGE, str(megabytes), "5", str(go))
-    for worker in pair:
-        worker.until_said("holding")
+    await_all(pair, "holding")
     found = held(server)
     go.touch()
     for worker in pair:

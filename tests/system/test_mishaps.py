@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from tests.support.processes.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster, await_all
 from tests.system.mishaps.mishap import SOON, Mishap
 from tests.system.mishaps.table import MISHAPS, PAGE, SECTIONS, page, play, rows_of
 
@@ -65,8 +65,7 @@ def test_workers_whose_models_differ_are_told_the_first_difference(
     """Wide ones are large enough that workers try sizes of slices before they begin."""
     server, address = cluster.server("--workers", "2", "--once")
     pair = [cluster.worker(address, "--transport", "zmq", SMALL, "40", width) for width in widths]
-    for worker in pair:
-        worker.until_said("hub in mode")  # the seconds count from here, however long torch took to start
+    await_all(pair, "hub in mode")  # the seconds count from here, however long torch took to start
     assert [worker.wait(SOON) for worker in pair] == [78, 78], [worker.said() for worker in pair]
     for worker in pair:
         assert any(f"0.weight [8, {width}]" in worker.result()["error"] for width in widths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_cluster_that_has_no_room_for_all_workers_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], sentence: str
 ) -> None:
-    monkeypatch.setattr(packages, "find_spec", lambda name: True)
+    monkeypatch.setattr(packages, "find_spec", lambda name: ModuleSpec(name, None, origin="here"))
     ray = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 4.0})
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(UsageError, match=sentence):

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support.pages.served_page import EVERY_STATE, ServedPage, served_page
 from tests.support.pages.status_hub import worker
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program, await_all
 from tests.system.browser import (
     DESK,
     NEED_CHROMIUM,
@@ -130,8 +130,7 @@ def test_workers_are_seen_to_join_and_a_stopped_one_within_two_seconds(
     expect(page.locator("#node-2.is-missing")).to_have_count(1)
     workers.append(start(2))
     expect(page.locator("h1")).to_contain_text("3 workers train through the hub (bsp)")
-    for each in workers:
-        each.until_said("holding at 20")
+    await_all(workers, "holding at 20")
     expect(page.locator("#log")).to_contain_text("joined")
     expect(page.locator("#worker-1 .state")).to_have_text("training")
 
@@ -287,17 +286,17 @@ def test_a_curves_value_is_shown_under_the_pointer_and_stays_when_it_grows(
     visit: Callable[..., PageSeen],
 ) -> None:
     workers = [worker(0, metrics={"accuracy": 0.25})]
-    with served_page(1, seconds_up=100.0, workers=workers) as opened:
+    with served_page(1, seconds_up=100.0, step=2000, workers=workers) as opened:
         page, told = visit(opened.address).page, opened.hub.told
         value = page.locator("#metric-0-chart").locator("xpath=..").locator(".value")
         expect(value).to_have_text("0.25")
-        told["workers"], told["seconds_up"] = [worker(0, metrics={"accuracy": 0.5})], 110.0
+        told |= {"seconds_up": 110.0, "step": 2100, "workers": [worker(0, metrics={"accuracy": 0.5})]}
         expect(value).to_have_text("0.5")
         page.locator("#metric-0-chart").hover(position={"x": 60, "y": 20})  # at the left end of the curve
-        expect(value).to_have_text("0.25 at 1 min 40 s")
-        told["workers"], told["seconds_up"] = [worker(0, metrics={"accuracy": 0.625})], 120.0
-        expect(page.locator("#metric-0-chart")).to_have_attribute("data-times", "100 110 120")
-        expect(value).to_have_text("0.25 at 1 min 40 s")
+        expect(value).to_have_text("0.25 at step 2,000")
+        told |= {"seconds_up": 120.0, "step": 2200, "workers": [worker(0, metrics={"accuracy": 0.625})]}
+        expect(page.locator("#metric-0-chart")).to_have_attribute("data-steps", "2000 2100 2200")
+        expect(value).to_have_text("0.25 at step 2,000")
         expect(page.locator("#metric-0-chart .pointer")).to_have_count(1)
         page.locator("h1").hover()
         expect(value).to_have_text("0.625")

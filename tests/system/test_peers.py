@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from hubring.workers.compare.decide import gate, recorded_steps, synchronous_steps
+from hubring.workers.compare.gate import recorded_steps, same_parameters, synchronous_steps
 from hubring.workers.compare.run.programs import PeerPrograms
 from hubring.workers.compare.run.site import LocalHosts
 from hubring.workers.peers.rows import PEERS, find_peer
@@ -31,7 +31,7 @@ SCRIPT, SCRIPT_STEPS = [SMALL, "20"], 20
 DIGITS, DIGITS_STEPS = ["--job", "digits", "--", "--epochs", "1"], 22
 
 
-def ring(cluster: Cluster, words: Sequence[str]) -> gate.Parameters:
+def ring(cluster: Cluster, words: Sequence[str]) -> same_parameters.Parameters:
     _, address = cluster.server("--workers", "2", "--once")
     saved = cluster.folder / "ring.safetensors"
     flags = ["--topology", "ring", "--world-size", "2"]
@@ -55,8 +55,8 @@ def like_the_ring(
     for each in [*(cluster.start(f"{name} {one.name}", one.argv) for one in started), *serving]:
         assert each.wait() == 0, f"{each.name}:\n{each.said()}"
     found = load_file(cluster.folder / "peer.safetensors")
-    apart, where, _ = gate.difference(ring(cluster, words), found, gate.TOLERANCE)
-    assert apart <= gate.TOLERANCE, where
+    apart, where, _ = same_parameters.difference(ring(cluster, words), found, same_parameters.TOLERANCE)
+    assert apart <= same_parameters.TOLERANCE, where
     return [dict(programs.result(rank)) for rank in range(2)]
 
 
@@ -86,7 +86,7 @@ def assert_recorded(folder: Path, steps: int) -> None:
     ranks = recorded_steps.joined(
         [recorded_steps.read(folder / f"audit {rank}.msgpack") for rank in range(2)]
     )
-    checked = synchronous_steps.check([rank.trainers for rank in ranks], gate.TOLERANCE)
+    checked = synchronous_steps.check([rank.trainers for rank in ranks], same_parameters.TOLERANCE)
     assert (checked.judged, checked.unjudged, checked.fault) == (steps, "", "")
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program, await_all
 from tests.support.processes.fork_server import ForkServer
 
 pytestmark = pytest.mark.slow
@@ -74,11 +74,9 @@ def test_a_job_that_was_stopped_ends_in_the_same_bytes(
     number = {"server": signal.SIGTERM, "ctrl-c": signal.SIGINT}.get(whom, signal.SIGUSR1)
     for program in told:
         program.process.send_signal(number)
-    for program in told:
-        program.until_said("SIG")
+    await_all(told, "SIG")
     if (kind, whom) == ("ring", "server"):
-        for worker in pair:
-            worker.until_said("the server asked all workers to stop")  # by the next heartbeat
+        await_all(pair, "the server asked all workers to stop")  # by the next heartbeat
     cluster.go.touch()
     steps = {worker.done(75)["steps"] for worker in pair}
     assert len(steps) == 1, "the workers left after different steps"

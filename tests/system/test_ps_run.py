@@ -188,6 +188,92 @@ def test_settings_reach_both_sides_and_a_summary_ends_the_run(cluster: Cluster) 
     assert '"exit_code"' not in program.out.read_text()
 
 
+TRAINED = "for _ in range(2): torch.optim.SGD(model.parameters()).step()\nprint(model.module.weight.grad"
+DDP = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group('gloo')
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+model(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+print(model.module.weight.grad.tolist())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["ps-run", "ps-worker"])
+def test_a_ddp_script_that_does_not_know_hubring_is_trained_as_it_is(
+    cluster: Cluster, tmp_path: Path, launcher: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DDP)
+    if launcher == "ps-run":
+        program = ps_run(cluster, "-n", "2", str(script))
+    else:
+        _, address = cluster.server("--workers", "2")
+        flags = ("--server", address, "--gpus", "2", "--accelerator", "cpu")
+        program = cluster.run("workers", PS_WORKER, *flags, str(script))
+    assert program.wait() == 0, program.said()
+    assert program.out.read_text().count("[[0.5, 0.5]]") == 2
+    if launcher == "ps-run":
+        assert program.said().count("Hubring took no part: the script never called hubring.init()") == 1
+        assert "did not join" not in program.said()
+
+
+@pytest.mark.parametrize(
+    ("topology", "asked", "backend"),
+    [
+        ("hub", "dist.init_process_group('gloo')", "hubring"),
+        ("hub", "dist.device_mesh.init_device_mesh('cpu', (2,))", "hubring"),
+        ("ring", "dist.init_process_group('gloo')", "gloo"),
+    ],
+)
+def test_a_ddp_script_that_asks_for_gloo_or_nothing_trains_on_the_hub(
+    cluster: Cluster, tmp_path: Path, topology: str, asked: str, backend: str
+) -> None:
+    script = tmp_path / "script.py"
+    used = "print(dist.get_backend(), dist.get_backend(dist.new_group(backend='gloo')))\n"
+    trains = DDP.replace("print(model.module.weight.grad", TRAINED)
+    script.write_text(trains.replace("dist.init_process_group('gloo')\n", f"{asked}\n{used}"))
+    program = ps_run(cluster, "-n", "2", "--as-gloo", "--topology", topology, str(script))
+    assert program.wait() == 0, program.said()
+    assert program.out.read_text().count("[[0.5, 0.5]]") == 2
+    assert program.out.read_text().count(f"{backend} {backend}") == 2
+    assert ("Hubring took no part" in program.said()) == (topology == "ring")
+    assert ("2 workers finished 2 steps" in program.said()) == (topology == "hub")
+
+
+@pytest.mark.parametrize("setting", ["--mode asp", "--compress int8"])
+def test_settings_that_a_scripts_own_optimizer_does_not_follow_are_refused(
+    cluster: Cluster, tmp_path: Path, setting: str
+) -> None:
+    (script := tmp_path / "script.py").write_text(DDP)
+    program = ps_run(cluster, "-n", "2", "--as-gloo", *setting.split(), str(script))
+    assert program.wait() == 78, program.said()
+    assert f"{setting} has no effect on groups of torch.distributed" in program.said()
+
+
+def test_a_backend_that_is_asked_for_by_name_stays(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
+    program = ps_run(cluster, "-n", "2", "--as-gloo", str(script))
+    assert program.wait() == 1, program.said()
+    assert program.said().count("the script asks for the backend nccl by name, so the hub takes no part") == 1
+
+
+def test_a_ddp_model_in_our_optimizer_is_an_error_of_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    wrapped = "import hubring\nhubring.init()\nours = hubring.DistributedOptimizer(torch.optim.SGD("
+    script.write_text(DDP.replace("model(", f"{wrapped}model.parameters()), model)\nmodel(", 1))
+    program = ps_run(cluster, "-n", "2", str(script))
+    assert program.wait() == 78, program.said()
+    first = re.search(r"rank (\d) exited with 78", program.said())
+    assert first is not None
+    said = [line for line in program.said().splitlines() if line.startswith(f"[{first[1]}]")]
+    lines = [line for line in said if f" w{first[1]} | " not in line]
+    assert len(lines) == 1, lines
+    assert "leave DistributedOptimizer out, and run the script with --as-gloo" in lines[0]
+
+
 @pytest.mark.full
 def test_workers_that_step_save_and_a_folder_that_nobody_writes_is_named(
     cluster: Cluster, tmp_path: Path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program, await_all
 from tests.support.training.assert_trained import assert_trained
 
 pytestmark = pytest.mark.slow
@@ -72,15 +72,13 @@ def test_a_replacement_goes_on_with_the_others_state(cluster: Cluster, tmp_path:
     flags = ["--topology", "ring", "--min-workers", "2"]
     script = [SMALL, "2000", "16", "hold", str(go), "20", "hold", str(last), "1990"]
     workers = cluster.ranks(address, 3, *flags, *script)
-    for worker in workers:
-        worker.until_said("holding at 20")
+    await_all(workers, "holding at 20")
     workers[1].process.kill()
     joiner = cluster.worker(address, *flags, *script)
-    joiner.until_said("ring over gloo that continues")
+    joiner.until_said("ring that continues")
     go.touch()
     team = [workers[0], workers[2], joiner]
-    for worker in team:
-        worker.until_said("holding at 1990")
+    await_all(team, "holding at 1990")
     last.touch()
     results = [worker.done() for worker in team]
     assert [(result["rank"], result["size"]) for result in results] == [(0, 3), (1, 3), (2, 3)]

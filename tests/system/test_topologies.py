@@ -6,13 +6,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from hubring.ps.security.access import find_access
-from hubring.ps.security.guard import Role
-from hubring.ps.transport.grpc.channel import open_channel
-from tests.support.processes.cluster import PATIENCE, SMALL, TRAIN, Cluster, Program
-from tests.support.processes.ports import free_port
+from tests.support.processes.cluster import SMALL, TRAIN, Cluster, Program
 from tests.support.processes.process_tree import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow
@@ -87,22 +82,6 @@ def test_the_job_that_ships_needs_no_script(cluster: Cluster, topology: str) -> 
     assert server.done()["job"] == "digits --epochs 4"
     first = next(result for result in results if result["rank"] == 0)
     assert first["metrics"]["test_accuracy"] > 0.8
-
-
-def test_a_worker_may_come_before_its_server(cluster: Cluster) -> None:
-    port = str(free_port())
-    worker = cluster.worker(f"127.0.0.1:{port}", SMALL, "5")
-    worker.until_said("no server at")
-    server = cluster.run("server", "hubring.ps.cli", "start", "--port", port, "--once")
-    assert worker.done()["steps"] == 5
-    server.done()
-
-
-def test_reflection_is_served_with_a_token(cluster: Cluster) -> None:
-    _, address = cluster.server()
-    with open_channel(address, find_access(address, Role.READER, None, PATIENCE)) as channel:
-        services = ProtoReflectionDescriptorDatabase(channel).get_services()
-    assert {"hubring.v1.Control", "grpc.health.v1.Health"} <= set(services)
 
 
 @pytest.mark.parametrize("host", ["::1", pytest.param("localhost", marks=pytest.mark.full)])

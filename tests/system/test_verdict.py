@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.cluster import Cluster
+from tests.support.processes.cluster import Cluster, await_all
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,7 @@ def test_workers_that_finish_while_the_server_is_suspended_wait_for_its_verdict(
     workers = cluster.held(address, steps=22, script=str(script))
     server.process.send_signal(signal.SIGSTOP)
     cluster.go.touch()
-    for worker in workers:
-        worker.until_said("the server does not answer this worker, which leaves")
+    await_all(workers, "the server does not answer this worker, which leaves")
     server.process.send_signal(signal.SIGCONT if wakes else signal.SIGKILL)
     if not wakes:
         for worker in workers:

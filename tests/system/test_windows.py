@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program
+from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program, await_all
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,7 @@ def interrupted(cluster: Cluster, name: str, server: list[str]) -> None:
     """Two workers that are stopped after 10 steps or 11."""
     program, address = cluster.server("--workers", "2", "--once", *server, name=name)
     both = cluster.ranks(address, 2, SMALL, "20", str(WIDTH), "hold", str(cluster.go), "10")
-    for one in both:
-        one.until_said("holding at 10")
+    await_all(both, "holding at 10")
     parameters = 4 * 8 * WIDTH
     assert all(shown(one) >= parameters for one in both)
     program.process.send_signal(signal.SIGINT)

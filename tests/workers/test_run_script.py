@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
@@ -27,17 +28,15 @@ Run = Callable[..., ScriptOutcome]
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """Runs a script in this process, alone, as ps-worker does; what it changes is put back."""
-    monkeypatch.setattr(sys, "argv", list(sys.argv))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    for name, value in {"argv": [*sys.argv], "path": [*sys.path], "excepthook": sys.excepthook}.items():
+        monkeypatch.setattr(sys, name, value)
     monkeypatch.setattr(threading, "_threading_atexits", [])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(context, "_result", {})
     monkeypatch.setattr(context, "_prepared", None)
-    handlers = {
-        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    }
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
 
     def start(script: str, *arguments: str, **settings: Any) -> ScriptOutcome:
         file = tmp_path / "script.py"
@@ -79,25 +78,59 @@ def test_a_script_written_for_ddp_is_told_what_to_use(run: Run) -> None:
         "    os.environ.pop(name, None)\ndist.init_process_group('gloo')"
     )
     assert outcome.code == 1
-    assert "use hubring.init() instead of init_process_group" in outcome.error
+    assert "set MASTER_ADDR to the host of rank 0, MASTER_PORT to a free port there" in outcome.error
+    assert "or use hubring.init() and hubring.DistributedOptimizer" in outcome.error
 
 
-@pytest.mark.parametrize("size", ["1", "2"])
+@pytest.mark.parametrize(
+    ("given", "flags", "place"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, {}, "3 4 0 - -"),
+        ({"LOCAL_WORLD_SIZE": "2"}, {"rank": 3, "world_size": 4, "local_rank": 1}, "3 4 1 2 1"),
+        ({}, {"rank": 3}, "- - - - -"),  # only the server knows the size
+    ],
+)
+def test_a_script_finds_its_place_where_torchrun_would_put_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], flags: dict[str, int], place: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], **given})
+    outcome = run(
+        "import os, sys\nnames = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK'\n"
+        "sys.exit(' '.join(os.environ.get(name, '-') for name in names))",
+        server="127.0.0.1:1",
+        **flags,
+    )
+    assert outcome.error == place
+
+
+def test_init_accepts_the_place_that_the_flags_gave(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"]})
+    script = "import os\nfrom hubring.workers.launchers.placement import detect\ndetect(os.environ, 1, 2, 1)"
+    outcome = run(script, rank=1, world_size=2, local_rank=1, server="127.0.0.1:1")
+    assert outcome.code == 0, outcome.error
+
+
+@pytest.mark.parametrize(
+    ("size", "kind", "met"),
+    [
+        ("1", "LightningEnvironment", True),
+        ("2", "LightningEnvironment", False),
+        ("2", "MPIEnvironment", True),
+    ],
+)
 def test_lightning_is_told_at_once_that_its_processes_will_not_meet(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, size: str, kind: str, met: bool
 ) -> None:
     monkeypatch.setattr(os, "environ", {**os.environ, "LOCAL_RANK": "0", "WORLD_SIZE": size})
-    (tmp_path / "lightning_fabric.py").write_text(
-        "import os, socket, torch.distributed\n"
-        "def start():\n"
-        "    with socket.create_server(('127.0.0.1', 0)) as free: port = free.getsockname()[1]\n"
-        "    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))\n"
-        f"    torch.distributed.init_process_group('gloo', rank=0, world_size={size})\n"
-        "    torch.distributed.destroy_process_group()\n"
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_: None)
+    outcome = run(
+        f"import torch.distributed\nclass {kind}: pass\n"
+        "def start(cluster_environment):\n"  # as in lightning.fabric.utilities.distributed
+        "    torch.distributed.init_process_group('gloo')\n"
+        f"start({kind}())"
     )
-    outcome = run("import lightning_fabric\nlightning_fabric.start()")
-    assert outcome.code == (0 if size == "1" else 2), outcome.error
-    assert ("use strategy='auto' and devices=1" in outcome.error) == (size == "2")
+    assert outcome.code == (0 if met else 2), outcome.error
+    assert ("Lightning's ranks do not know where to meet" in outcome.error) != met
 
 
 def test_a_script_written_for_horovod_is_told_how_it_runs(run: Run) -> None:
@@ -162,6 +195,15 @@ def test_a_script_sees_what_python_would_show_it(run: Run, tmp_path: Path) -> No
     assert (outcome.code, outcome.traceback) == (0, "")
 
 
+def test_a_release_of_torch_that_was_not_tested_is_named_once(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "9.0.1")
+    with caplog.at_level("WARNING"):
+        assert run(TRAIN).code == 0
+    assert caplog.text.count("torch 9.0.1 is newer than torch") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_pythons")
 @pytest.mark.parametrize("safe", [False, True])
@@ -193,8 +235,7 @@ def test_a_script_may_change_its_folder(run: Run, tmp_path: Path) -> None:
 
 def test_parameters_that_cannot_be_saved_are_a_failure(run: Run, tmp_path: Path) -> None:
     outcome = run(TRAIN, save_parameters=tmp_path)  # a folder
-    assert outcome.code == 1
-    assert outcome.result["steps"] == 1
+    assert (outcome.code, outcome.result["steps"]) == (1, 1)
     assert context.started() is None
 
 
@@ -224,18 +265,16 @@ def test_a_scheduler_that_repeats_itself_asks_once(run: Run, monkeypatch: pytest
 
 
 def test_a_lone_worker_that_was_stopped_goes_on_at_its_step(run: Run, tmp_path: Path) -> None:
-    stopped = run(
-        TRAIN + f"import signal\nsignal.raise_signal(signal.SIGTERM)\n{ONE_MORE}", checkpoint_dir=tmp_path
-    )
+    asked = "import signal\nsignal.raise_signal(signal.SIGTERM)\n"
+    stopped = run(TRAIN + asked + ONE_MORE, checkpoint_dir=tmp_path)
     assert (stopped.code, stopped.result["steps"]) == (75, 2)
     again = run(TRAIN + "assert optimizer.completed_steps == 3\n", checkpoint_dir=tmp_path)
     assert (again.code, again.result["steps"]) == (0, 3)
 
 
 def test_an_error_after_a_signal_counts_as_the_requested_stop(run: Run) -> None:
-    hook = "sys.excepthook = lambda *_: sys.exit(9)\n"
-    asked = "import signal\nsignal.raise_signal(signal.SIGTERM)\n"
-    outcome = run(f"{TRAIN}{hook}{asked}raise RuntimeError('no data')")
+    asked = "sys.excepthook = lambda *_: sys.exit(9)\nimport signal\nsignal.raise_signal(signal.SIGTERM)\n"
+    outcome = run(f"{TRAIN}{asked}raise RuntimeError('no data')")
     assert outcome.code == 75
     assert "RuntimeError: no data" in outcome.error
 

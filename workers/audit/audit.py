@@ -49,9 +49,13 @@ class Audit:
     Args:
         path: The file, which is replaced.
         communicator: Connects the ranks.
+
+    Attributes:
+        samples: Samples of the last step; -1: not recorded.
     """
 
     def __init__(self, path: Path, communicator: Communicator) -> None:
+        self.samples = -1
         self._file = AuditFile(path)
         self._communicator = communicator
         self._autocast = AutocastWatch()
@@ -61,7 +65,18 @@ class Audit:
     @property
     def seconds(self) -> float:
         """What recording has cost so far."""
-        return sum(tap.seconds for tap in self._taps)
+        samples = [tap.samples.seconds for tap in self._taps if tap.samples is not None]
+        return sum([*samples, *(tap.seconds for tap in self._taps)])
+
+    @property
+    def evaluations(self) -> int:
+        """How often the script has evaluated its models so far."""
+        return sum(tap.samples.evaluations for tap in self._taps if tap.samples is not None)
+
+    @property
+    def autocast(self) -> bool:
+        """Whether the script has used autocast so far."""
+        return self._autocast.seen
 
     def adopt(self, trainer: object) -> None:
         """Records the steps of an optimizer from now on. Those of `hubring.horovod` cannot be recorded."""
@@ -86,4 +101,6 @@ class Audit:
     def _write(self, entry: ModelLayout | AuditStep) -> None:
         if isinstance(entry, ModelLayout):
             self._last = entry
+        elif entry.trainer >= 0:
+            self.samples = entry.samples
         self._file.write(entry)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
+import torch
 from msgspec import Struct
+
+from hubring.ps.core.optimizer_state import state_dtype
 
 if TYPE_CHECKING:
     Content = bytes
@@ -22,7 +25,8 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
     """The parameters of one optimizer from the next step on. Lists have one entry per parameter.
 
     Attributes:
-        trainer: Number of the optimizer in its process.
+        trainer: Number of the optimizer in its process; its complement `~number`: other elements of the next
+            step, which stand for themselves.
         rank: This worker's rank.
         optimizer: Its class in `torch.optim`; empty if it is another class.
         steps_on: Where it steps: `worker` or `server`.
@@ -56,6 +60,13 @@ class ModelLayout(Struct, frozen=True, kw_only=True, array_like=True, tag="layou
     facts: list[str] = []
     held: bytes = b""
 
+    @property
+    def stepped(self) -> list[str]:
+        """The dtypes that the parameters are stepped in: a hub steps half precision in float32."""
+        if self.steps_on == "worker":
+            return self.dtypes
+        return [str(state_dtype(getattr(torch, each))).removeprefix("torch.") for each in self.dtypes]
+
 
 class AuditStep(Struct, frozen=True, array_like=True, tag="step"):
     """One step. Bytes are recorded elements, in the order of the layout's parameters.
@@ -77,6 +88,14 @@ class AuditStep(Struct, frozen=True, array_like=True, tag="step"):
         after: The parameters after the step; empty: as before the next step.
         pushes: Of each push to an asynchronous hub: key, the pushes that were applied before it, and the
             version of the parameters in the answer.
+        samples: Samples that the model trained on; -1: not recorded.
+        hashes: An int64 of each, of its inputs and labels (`hubring.workers.audit.samples`).
+        epoch: The DataLoader's pass that they are from, and the sampler's shard; empty: not known.
+        still: Elements that, as shows now, steps do not change though they have a gradient: parameter and
+            place in it (`hubring.workers.audit.still`).
+        moved: Whether other elements than the recorded ones changed since the last step.
+        state: The optimizer's state before the step, of each element by its name; NaN: none. Only in steps
+            of other elements (`hubring.workers.audit.other_elements`).
     """
 
     trainer: int
@@ -92,6 +111,12 @@ class AuditStep(Struct, frozen=True, array_like=True, tag="step"):
     before: Content
     after: Content
     pushes: list[tuple[int, int, int]] = []
+    samples: int = -1
+    hashes: Content = b""
+    epoch: tuple[int, ...] = ()
+    still: list[tuple[int, int]] = []
+    moved: bool = False
+    state: dict[str, Content] = {}
 
 
 class AuditFile:

@@ -10,28 +10,29 @@
 
 A rank that holds a part of a parameter, as with FSDP, records what it holds of all but `own`.
 
-Hooks only read, so training is the same bit by bit. Elements are copied into one buffer, on the device of the
-parameters, and leave it once a step.
+Hooks only read, so training is the same bit by bit. Elements leave the parameters' device once a step.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.distributed.tensor import DTensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from hubring.ps.optim.hyperparameters import as_number
 from hubring.workers.audit.audit_file import AuditStep, ModelLayout
-from hubring.workers.audit.sample import TappedParameter, counted, local, sample, shard
+from hubring.workers.audit.elements import AFTER, ARRIVED, BEFORE, GIVEN, OWN, StepElements
+from hubring.workers.audit.other_elements import OtherElements, is_due
+from hubring.workers.audit.sample import TappedParameter, counted, sample, shard
+from hubring.workers.audit.samples import SampleTap
+from hubring.workers.audit.still import StillElements
 from hubring.workers.communicators.base import Communicator
-
-OWN, ARRIVED, GIVEN, BEFORE, AFTER = range(5)
 
 BATCH_NORM = "BatchNorm"
 """The fact that a model has layers that depend on the other samples of a rank's batch."""
@@ -74,7 +75,8 @@ class StepTap:
         write: Takes layouts and steps.
 
     Attributes:
-        seconds: What recording has cost so far, without torch's time to call the hooks.
+        seconds: What recording has cost so far, without torch's time to call the hooks and without samples.
+        samples: Records the samples; None: the model is not known.
     """
 
     def __init__(self, number: int, trainer: Tapped, communicator: Communicator, write: Write) -> None:
@@ -89,15 +91,22 @@ class StepTap:
         self._wrapped: Any = getattr(trainer, "wrapped", trainer)
         hub = communicator.stepping_hub
         self._record = None if hub is None else hub.record_pushes()
-        self._parameters: list[TappedParameter] = []
+        self._fixed = StepElements()
+        self._others: OtherElements | None = None
         self._fresh = not trainer.had_state
         self._last_after = b""
-        self._taken = torch.zeros(5, 0, dtype=torch.float32, device="cpu")
-        self._owns = bytearray()
+        self._left: OtherElements | None = None
+        """The other elements of the last step."""
+        self._known = set[int]()
+        self._opened = self._moved = False
         self._graph_task = -1
         self._options: list[dict[str, Any]] = []
         self._states = 0
         """Parameters with a state in the optimizer, after the last step."""
+        model: Module | None = getattr(trainer, "model", None)
+        script = isinstance(model, torch.jit.ScriptModule)  # it takes no hooks
+        self.samples = None if model is None or script else SampleTap(model)
+        self._still, self._steps_now = StillElements(), False
         self._layout()
         self._begin()
         self._handles = [
@@ -111,6 +120,8 @@ class StepTap:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self.samples is not None:
+            self.samples.close()
 
     # What a step does, in order.
 
@@ -126,8 +137,11 @@ class StepTap:
 
     @counted
     def _gradient_made(self, position: int, gradient: Tensor) -> None:
-        if not self._has_before:
+        self._open()
+        if BEFORE not in self._known:
             self._take_before()
+            if not self._on_worker:  # the answer of a hub can come before the step begins
+                self._still.look(self._fixed.parameters)
         task = torch._C._current_graph_task_id()
         if task != self._graph_task:
             self._graph_task = task
@@ -135,32 +149,24 @@ class StepTap:
             Variable._execution_engine.queue_callback(
                 lambda: Variable._execution_engine.queue_callback(self._pass_ended)
             )
-        tapped, own = self._parameters[position], self._views[OWN][position]
-        earlier = tapped.values.grad
-        if isinstance(earlier, DTensor):  # a part of a mean: own gradients of earlier passes are recorded
-            earlier = own.clone() if self._owns[position] else None
-        elif earlier is not None:
-            earlier = tapped.sample.of(earlier)
-        own.copy_(tapped.sample.of(gradient))
-        if earlier is not None:
-            own.add_(earlier)
-        self._owns[position] = 1
+        for each in self._recorded:
+            each.gradient_made(position, gradient)
 
     @counted
     def _pass_ended(self) -> None:
         # Not means that are still in flight, or that a hub that steps shows once.
         in_flight = self._on_worker and self.trainer.ahead
-        self._has_arrived = not (in_flight or getattr(self.trainer, "shows_means", False))
-        if self._has_arrived:
+        self._known.discard(ARRIVED)
+        if not (in_flight or getattr(self.trainer, "shows_means", False)):
+            self._known.add(ARRIVED)
             self._take_gradients(ARRIVED)
 
     @counted
     def _step_begins(self, _: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         wrapped = self._wrapped
         replaced = vars(wrapped).get("step")
-        hooked = bool(wrapped._optimizer_step_pre_hooks) or not (
-            replaced is None or hasattr(replaced, "_wrapped_by_lr_sched")
-        )
+        plain = replaced is None or hasattr(replaced, "_wrapped_by_lr_sched")
+        hooked = bool(wrapped._optimizer_step_pre_hooks) or not plain
         closure = any(each is not None for each in (*args[1:], *kwargs.values()))  # args begin with self
         self._script_inside = closure or hooked
         scale = getattr(self._optimizer, "grad_scale", None)
@@ -169,42 +175,51 @@ class StepTap:
         self._fresh = self._fresh and not cleared
         if cleared or self._grouped != self._groups() or self._hooked != self._is_hooked():
             self._layout()
-        if self._on_worker and not any(self._owns):  # set by the script, and exchanged within step()
-            self._owns = self._take_gradients(OWN)
+        self._open()
+        if self._on_worker and not any(self._fixed.owns):  # set by the script, and exchanged within step()
+            self._take_gradients(OWN)
         elif not (self._on_worker and self.trainer.ahead):
-            self._has_given = True
-            self._gives = self._take_gradients(GIVEN)
-        if not self.trainer.ahead and (self._on_worker or not self._has_before):
-            self._take_before()
+            self._known.add(GIVEN)
+            self._take_gradients(GIVEN)
+        if self._on_worker or BEFORE not in self._known:
+            self._still.look(self._fixed.parameters)
+            if not self.trainer.ahead:
+                self._take_before()
+        self._steps_now = True
+        if not self._script_inside:  # else the step can make other gradients
+            self._still.judge(self.trainer.param_groups, self._divisor)
 
     @counted
     def step_completed(self) -> None:
         """Records the step that was just completed."""
         self.steps = self.trainer.completed_steps
         if not self.trainer.ahead:  # else the parameters are still to be stepped
+            self._known.add(AFTER)
             self._take_parameters(AFTER)
-        own, arrived, given, before, after = (row.numpy().tobytes() for row in self._taken.cpu())
-        same = self._has_arrived and given == arrived
-        before = before if self._has_before and before != self._last_after else b""
-        after = b"" if self.trainer.ahead else after
         options = [_options(group) for group in self.trainer.param_groups]
-        step = AuditStep(
+        hashes = None if self.samples is None else self.samples.take(evaluates=self._script_inside)
+        known = frozenset(self._known)
+        same = {"step": self.steps, "divisor": self._divisor, "script_inside": self._script_inside}
+        step = self._fixed.step(
+            known,
+            self._last_after,
+            **same,
             trainer=self._number,
-            step=self.steps,
             groups=None if options == self._options else options,
-            divisor=self._divisor,
-            script_inside=self._script_inside,
-            own=own,
-            owns=bytes(self._owns),
-            arrived=arrived if self._has_arrived else b"",
-            given=given if self._has_given and not same else b"",
-            gives=bytes(self._gives) if self._has_given else b"",
-            before=before,
-            after=after,
             pushes=[] if self._record is None else list(self._record.take()),
+            samples=-1 if hashes is None else len(hashes) // 8,
+            hashes=hashes or b"",
+            epoch=() if self.samples is None else self.samples.epoch,
+            still=self._still.take(),
+            moved=self._moved,
         )
         self._write(step)
-        self._options, self._last_after = options, after
+        if self._others is not None:
+            number, state = ~self._number, self._others.states
+            self._write(self._described(self._others, number, fresh=True))
+            self._write(self._others.step(known, b"", **same, trainer=number, groups=options, state=state))
+        self._steps_now, self._left = False, self._others
+        self._options, self._last_after = options, step.after
         if self._on_worker != (self._communicator.steps_on == "worker"):  # the first step has shown it
             self._on_worker = not self._on_worker
             self._layout()
@@ -215,43 +230,60 @@ class StepTap:
     def _step_ended(self, *_: Any) -> None:
         if self.trainer.completed_steps == self.steps:  # nothing that was not recorded: the step was skipped
             self._begin()
+            if self._steps_now:
+                self._still.forget()
+                if self.samples is not None:
+                    self.samples.take(evaluates=False)
 
     def _state_loaded(self, _: Optimizer) -> None:
         self._fresh = False
         self._layout()
 
     def _begin(self) -> None:
-        self._has_before = self._has_arrived = self._has_given = self._script_inside = False
+        self._known.clear()
+        self._others, self._opened, self._script_inside = None, False, False
         self._divisor = 1.0
         self._graph_task = -1
-        self._owns = bytearray(len(self._parameters))
-        self._gives = bytearray(len(self._parameters))
+        self._fixed.begin()
+
+    @property
+    def _recorded(self) -> list[StepElements]:
+        return [self._fixed] if self._others is None else [self._fixed, self._others]
 
     # Elements.
 
-    def _take_gradients(self, row: int) -> bytearray:
-        """Copies all gradients, zeros for those that are None; returns which there are."""
-        there = bytearray(len(self._parameters))
-        places, parts = list[Tensor](), list[Tensor]()
-        for position, tapped in enumerate(self._parameters):
-            gradient = tapped.values.grad
-            if gradient is not None:
-                there[position] = 1
-                places.append(self._held_views[row][position])
-                parts.append(tapped.held.of(local(gradient)))
-        if len(parts) < len(self._parameters):
-            self._taken[row].zero_()
-        if parts:
-            torch._foreach_copy_(places, parts)
-        return there
-
-    def _take_before(self) -> None:
-        self._has_before = True
-        self._take_parameters(BEFORE)
+    def _take_gradients(self, row: int) -> None:
+        for each in self._recorded:
+            each.take_gradients(row)
 
     def _take_parameters(self, row: int) -> None:
-        parts = [each.held.of(local(each.values)) for each in self._parameters]
-        torch._foreach_copy_(self._held_views[row], parts)
+        for each in self._recorded:
+            each.take_parameters(row)
+
+    def _take_before(self) -> None:
+        self._known.add(BEFORE)
+        self._take_parameters(BEFORE)
+
+    def _open(self) -> None:
+        """Chooses other elements, if they are due in this step and it can be repeated from its state."""
+        if self._opened:
+            return
+        self._opened = True
+        self._moved, self._left = self._left is not None and self._left.moved(), None
+        parameters = self._fixed.parameters
+        whole = all(one.held == one.sample for one in parameters)
+        alone = self._communicator.lockstep and not self.trainer.ahead
+        if parameters and whole and alone and is_due(self.steps + 1):
+            self._others = OtherElements(self.steps + 1, parameters)
+            self._others.take_state(self._states_of(self._others.due))
+
+    def _states_of(self, due: Mapping[str, Tensor]) -> Mapping[str, Mapping[str, Any]]:
+        """Returns torch's state of parameters by name; of a hub that steps on rank 0 only."""
+        hub = self._communicator.stepping_hub
+        if self._on_worker or hub is None:
+            return {name: dict.get(self._wrapped.state, one, {}) for name, one in due.items()}
+        known = () if self._communicator.rank else self._optimizer._trained.buckets
+        return hub.read_state([one for one in known if any(name in due for name, _ in one.named_parameters)])
 
     # Parameters.
 
@@ -265,79 +297,59 @@ class StepTap:
         wholes: dict[str, Tensor] = getattr(self.trainer, "wholes", {})
         named = self.trainer.named_parameters if shards is None else shards
         names = {id(parameter): name for name, parameter in named.items()}
-        known, place = {id(each.values) for each in self._parameters}, dict[int, int]()
+        known, fresh = {id(each.values) for each in self._fixed.parameters}, list[TappedParameter]()
+        self._place = dict[int, int]()
         groups = enumerate(self.trainer.param_groups)
         everything = [(number, one) for number, group in groups for one in group["params"]]
         trained = [(number, one) for number, one in everything if one.requires_grad and one.numel()]
-        expected = max(len(trained), len(self._parameters))
+        expected = max(len(trained), len(known))
         for number, parameter in trained:
-            place[id(parameter)] = number
+            self._place[id(parameter)] = number
             if id(parameter) in known:
                 continue
+            position = len(known)
             known.add(id(parameter))
-            name = names.get(id(parameter), f"parameter {len(self._parameters)}")
+            name = names.get(id(parameter), f"parameter {position}")
             chosen = sample(name, parameter.numel(), expected, parameter.element_size())
             source = wholes.get(name, parameter)
             accumulator = _accumulator(source)
-            accumulator.register_prehook(self._hook(len(self._parameters)))
+            accumulator.register_prehook(self._hook(position))
             held = chosen.within(*shard(parameter))
-            self._parameters.append(TappedParameter(name, parameter, source, chosen, *held, accumulator))
-        self._make_room()
+            fresh.append(TappedParameter(name, parameter, source, chosen, *held, accumulator))
+        self._fixed.extend(fresh)
+        self._others = None
         self._hooked = self._is_hooked()
-        state: dict[str, Tensor] = getattr(self.trainer, "model_state", {})
-        elements = ((one.name, each) for one in self._parameters for each in one.sample.elements)
-        keys = [] if self._record is None else [self._record.key_of(*each) for each in elements]
-        self._write(
-            ModelLayout(
-                trainer=self._number,
-                rank=self._communicator.rank,
-                optimizer=_torch_name(self._optimizer),
-                steps_on=self._communicator.steps_on,
-                lockstep=self._communicator.lockstep,
-                names=[one.name for one in self._parameters],
-                dtypes=[str(one.values.dtype).removeprefix("torch.") for one in self._parameters],
-                counts=[one.sample.number for one in self._parameters],
-                groups=[place.get(id(one.values), -1) for one in self._parameters],
-                keys=keys,
-                wide=self._taken.dtype == torch.float64,
-                fresh=self._fresh,
-                hooked=self._hooked,
-                facts=[BATCH_NORM] if any(name.endswith("running_mean") for name in state) else [],
-                held=self._held_bytes(),
-            )
-        )
+        self._write(self._described(self._fixed, self._number, fresh=self._fresh))
         self._options = []
 
-    def _make_room(self) -> None:
-        """Makes the buffer longer. What the current step has recorded stays."""
-        counts = [one.sample.number for one in self._parameters]
-        wide = any(one.values.dtype == torch.float64 for one in self._parameters)
-        device = self._parameters[0].values.device if self._parameters else torch.device("cpu")
-        dtype = torch.float64 if wide else torch.float32
-        taken = torch.zeros(5, sum(counts), dtype=dtype, device=device)
-        taken[:, : self._taken.shape[1]] = self._taken
-        self._owns.extend(bytes(len(counts) - len(self._owns)))
-        self._taken = taken
-        self._views = [list(row.split(counts)) for row in taken]
-        self._held_views = [
-            [view[one.places] for view, one in zip(views, self._parameters, strict=True)]
-            for views in self._views
-        ]
-
-    def _held_bytes(self) -> bytes:
-        """Returns one byte per recorded element: 1 if this rank holds it; empty if it holds all."""
-        if all(one.held == one.sample for one in self._parameters):
-            return b""
-        taken = bytearray()
-        for one in self._parameters:
-            own = bytearray(one.sample.number)
-            own[one.places] = bytes([1]) * one.held.number
-            taken += own
-        return bytes(taken)
+    def _described(self, recorded: StepElements, number: int, *, fresh: bool) -> ModelLayout:
+        parameters = recorded.parameters
+        state: dict[str, Tensor] = getattr(self.trainer, "model_state", {})
+        elements = ((one.name, each) for one in parameters for each in one.sample.elements)
+        keys = [] if self._record is None else [self._record.key_of(*each) for each in elements]
+        return ModelLayout(
+            trainer=number,
+            rank=self._communicator.rank,
+            optimizer=_torch_name(self._optimizer),
+            steps_on=self._communicator.steps_on,
+            lockstep=self._communicator.lockstep,
+            names=[one.name for one in parameters],
+            dtypes=[str(one.values.dtype).removeprefix("torch.") for one in parameters],
+            counts=[one.sample.number for one in parameters],
+            groups=[self._place.get(id(one.values), -1) for one in parameters],
+            keys=keys,
+            wide=recorded.wide,
+            fresh=fresh,
+            hooked=self._hooked,
+            facts=[BATCH_NORM] if any(name.endswith("running_mean") for name in state) else [],
+            held=_held_bytes(parameters),
+        )
 
     def _is_hooked(self) -> bool:
         """Whether hooks that are not ours run on some gradient after it is recorded."""
-        for tapped in self._parameters:
+        if getattr(self.trainer, "hooked", False):
+            return True
+        for tapped in self._fixed.parameters:
             later = (tapped.source._post_accumulate_grad_hooks or {}).values()
             if not all(str(getattr(one, "__module__", "")).startswith("hubring.") for one in later):
                 return True
@@ -352,6 +364,18 @@ def _accumulator(parameter: Tensor) -> Any:
     with torch.enable_grad():
         function: Any = parameter.view_as(parameter).grad_fn
     return function.next_functions[0][0]
+
+
+def _held_bytes(parameters: Sequence[TappedParameter]) -> bytes:
+    """Returns one byte per recorded element: 1 if this rank holds it; empty if it holds all."""
+    if all(one.held == one.sample for one in parameters):
+        return b""
+    taken = bytearray()
+    for one in parameters:
+        own = bytearray(one.sample.number)
+        own[one.places] = bytes([1]) * one.held.number
+        taken += own
+    return bytes(taken)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

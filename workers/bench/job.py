@@ -167,9 +167,9 @@ class BenchJob(msgspec.Struct, frozen=True):
         """The socket on which the bench listens for the row's members."""
         return self.place / "control"
 
-    def seat(self, rank: int) -> PeerRendezvous:
+    def seat(self, rank: int, backend: Literal["gloo", "nccl", "hubring"] = "gloo") -> PeerRendezvous:
         """Returns a rank's seat in a peer's group, which has at most one server."""
-        backend: Literal["gloo", "nccl"] = "nccl" if self.device == "cuda" else "gloo"
+        backend = "nccl" if self.device == "cuda" else backend
         return PeerRendezvous(rank=rank, size=self.size, meet=str(self.meet), servers=1, backend=backend)
 
     def encode(self) -> str:

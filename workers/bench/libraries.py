@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hubring
 from hubring.workers.bench.job import BenchJob
-from hubring.workers.bench.member import FlatRowMember, RowMember, on_server, optimizer_of, views
+from hubring.workers.bench.member import (
+    CODED_SLACK,
+    ExpectedParameters,
+    FlatRowMember,
+    ResultCheck,
+    RowMember,
+    on_server,
+    optimizer_of,
+    views,
+)
 from hubring.workers.peers import rendezvous, rpc
 from hubring.workers.peers.rendezvous import MpiWorld
 
@@ -67,10 +76,12 @@ class Net(nn.Module):
 class DdpMember(RowMember):
     """A member whose model DDP wraps."""
 
+    backend: ClassVar[Literal["gloo", "hubring"]] = "gloo"
+
     def __init__(self, job: BenchJob, rank: int) -> None:
         if job.device == "cuda":
             torch.cuda.set_device(rank % torch.cuda.device_count())
-        rendezvous.join(job.seat(rank))
+        rendezvous.join(job.seat(rank, self.backend))
         super().__init__(job, rank)
         # autograd adopts a tensor only if it holds the sole reference, so each call returns new views.
         self._source = partial(views, torch.zeros(job.nbytes // 4, device=job.device), job.tensors)
@@ -93,6 +104,12 @@ class DdpMember(RowMember):
     def step(self) -> None:
         self._loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
+
+
+class DdpHubMember(DdpMember):
+    """The same on the backend `hubring`, with a hub that rank 0 starts."""
+
+    backend = "hubring"
 
 
 def wrap(net: nn.Module, job: BenchJob) -> DistributedDataParallel:
@@ -139,12 +156,19 @@ class HubringMember(RowMember):
     """Exchanges nothing during backward, which is not timed.
 
     With a hub the bucket size is the default, as in most scripts; with a ring it is the peers' size.
+
+    Attributes:
+        dtype: Of the model.
     """
+
+    dtype = torch.float32
 
     def __init__(self, job: BenchJob, rank: int) -> None:
         super().__init__(job, rank)
         hubring.init()
-        self._net = nn.ParameterList(torch.zeros(dims, device=job.device) for dims in job.tensors)
+        self._net = nn.ParameterList(
+            torch.zeros(dims, dtype=self.dtype, device=job.device) for dims in job.tensors
+        )
         local = optimizer_of(job.optimizer, self._net.parameters())
         bucket_bytes = None if hubring.topology() == "hub" else job.bucket_bytes
         self._optimizer = hubring.DistributedOptimizer(
@@ -162,6 +186,15 @@ class HubringMember(RowMember):
 
     def step(self) -> None:
         self._optimizer.step()
+
+
+class Bfloat16Member(HubringMember):
+    """The same model in half of the memory. Its check allows for rounded gradients."""
+
+    dtype = torch.bfloat16
+
+    def _check_for(self, job: BenchJob) -> ResultCheck:
+        return ExpectedParameters(job.optimizer, job.size, CODED_SLACK)
 
 
 def gradient_of(parameter: Tensor) -> Tensor:

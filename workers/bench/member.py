@@ -185,7 +185,7 @@ class ExpectedParameters:
         return int((~((found - expected).abs() <= farthest)).sum())  # negated so that NaN counts as wrong
 
 
-_CODED_SLACK = 0.02
+CODED_SLACK = 0.02
 """Share of the largest parameter. An 8-bit codec rounds by up to 1/254 of a block's largest gradient."""
 
 
@@ -216,7 +216,7 @@ class RowMember(ABC):
         self._job = job
 
     def _check_for(self, job: BenchJob) -> ResultCheck:
-        return ExpectedParameters(job.optimizer, job.size, _CODED_SLACK if job.codec else 0.0)
+        return ExpectedParameters(job.optimizer, job.size, CODED_SLACK if job.codec else 0.0)
 
     @abstractmethod
     def gradients(self, rank: int) -> Sequence[Tensor]:
@@ -245,6 +245,7 @@ class RowMember(ABC):
     def close(self) -> None:
         """Leaves the group, by default torch's, if this process is in it."""
         if dist.is_initialized():
+            vars(self).clear()  # models go first, see `keep_groups_with_models`
             dist.destroy_process_group()
 
 

@@ -1,5 +1,7 @@
 """The rows that measure limits: exchanges in memory, and `raw-tcp`, plain sockets that do a hub's work.
 
+`raw-tcp-aes` also encrypts, with the cipher and the library of Hubring's ZeroMQ.
+
 In memory there are no messages, no waiting and no other process. The process computes the mean of N gradients
 and the step with the same loops as a shard, and in huge pages, like a shard.
 
@@ -7,7 +9,7 @@ With `raw-tcp` a worker sends its gradients slice by slice while it receives par
 slice once all ranks have sent it, steps it like a shard, and returns it while other slices still arrive.
 There are no keys, no retries and no membership: if a process fails, the run ends. The server:
 
-    python -m hubring.workers.bench.raw JOB
+    python -m hubring.workers.bench.raw JOB [aes]
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from hubring.ps.optim.block_optimizers import optimizer_for
@@ -97,7 +100,7 @@ class BoundCuda(RowMember):
         self._gradients = [torch.zeros_like(self._values) for _ in self.ranks]
         self._scratch = torch.empty_like(self._values)
         name, self._hyper = on_server(job.optimizer)
-        self._steps = optimizer_for(name, torch.float32, self._values.device)
+        self._steps = optimizer_for(name, self._values.device)
 
     def gradients(self, rank: int) -> Sequence[Tensor]:
         return [self._gradients[rank]]
@@ -166,35 +169,69 @@ class RawConnection:
         Raises:
             EOFError: The peer has left.
         """
-        head = bytearray(_NUMBER.size)
-        self.receive_into(memoryview(head))
-        number: int = _NUMBER.unpack(head)[0]
+        number: int = _NUMBER.unpack(self._fill(memoryview(bytearray(_NUMBER.size))))[0]
         return number
 
     def receive_into(self, memory: memoryview) -> None:
-        """Fills `memory` from the socket.
+        """Fills `memory` with the slice.
 
         Raises:
             EOFError: The peer has left.
         """
+        self._fill(memory)
+
+    def _fill(self, filled: memoryview) -> memoryview:
+        memory = filled
         while memory:
             received = self._socket.recv_into(memory)
             if not received:
                 raise EOFError
             memory = memory[received:]
+        return filled
 
     def close(self) -> None:
         """Closes the connection."""
         self._socket.close()
 
 
+_TAG_BYTES = 16
+
+
+class AesConnection(RawConnection):
+    """The same with AES-128-GCM. All slices have one key and nonce, so it measures, and protects nothing."""
+
+    _sent = memoryview(b"")
+
+    def send(self, number: int, payload: memoryview) -> None:
+        context, end = self._cipher().encryptor(), payload.nbytes
+        if len(self._sent) < end + _TAG_BYTES:
+            self._sent = memoryview(bytearray(end + _TAG_BYTES))
+        context.update_into(payload, self._sent[:end])
+        context.finalize()
+        self._sent[end : end + _TAG_BYTES] = context.tag
+        super().send(number, self._sent[: end + _TAG_BYTES])
+
+    def receive_into(self, memory: memoryview) -> None:
+        self._fill(memory)
+        context = self._cipher().decryptor()
+        context.update_into(memory, memory)
+        context.finalize_with_tag(bytes(self._fill(memoryview(bytearray(_TAG_BYTES)))))
+
+    @staticmethod
+    def _cipher() -> Cipher[modes.GCM]:
+        return Cipher(algorithms.AES128(bytes(16)), modes.GCM(bytes(12)))
+
+
 class Raw(FlatRowMember):
-    """A worker; `hubring.workers.bench.raw` is its hub."""
+    """`raw-tcp`: a worker; `hubring.workers.bench.raw` is its hub."""
+
+    connection = RawConnection
 
     def __init__(self, job: BenchJob, rank: int) -> None:
         super().__init__(job, rank)
-        self._wire = RawConnection(_dial(job))
-        self._wire.send(rank, memoryview(b""))
+        connected = _dial(job)
+        connected.sendall(_NUMBER.pack(rank))
+        self._wire = self.connection(connected)
         self._outgoing = slices_of(self._model.gradients, job.slice_bytes)
         self._incoming = slices_of(self._model.values, job.slice_bytes)
 
@@ -220,6 +257,12 @@ class Raw(FlatRowMember):
             self._wire.receive_into(self._incoming[self._wire.receive_number()])
 
 
+class RawAes(Raw):
+    """`raw-tcp-aes`."""
+
+    connection = AesConnection
+
+
 def slices_of(flat: Tensor, slice_bytes: int) -> list[memoryview]:
     """Returns the tensor's memory as slices, without a copy."""
     return [bytes_of(piece) for piece in torch.split(flat, slice_bytes // flat.itemsize)]
@@ -241,7 +284,8 @@ def _dial(job: BenchJob) -> socket.socket:
 class RawServer:
     """Each connection has two threads. The thread that receives a slice's last gradient steps the slice."""
 
-    def __init__(self, job: BenchJob) -> None:
+    def __init__(self, job: BenchJob, connection: type[RawConnection]) -> None:
+        self._connection = connection
         values, *gradients = (zeros(job.nbytes // 4, torch.float32) for _ in range(1 + job.size))
         self._inboxes = [slices_of(gradient, job.slice_bytes) for gradient in gradients]
         self._slices = bound_slices(job, values, gradients, job.slice_bytes // 4)
@@ -253,7 +297,7 @@ class RawServer:
         """Serves every rank until it leaves."""
         receivers = []
         for _ in self._outboxes:
-            wire = RawConnection(listener.accept()[0])
+            wire = self._connection(listener.accept()[0])
             rank = wire.receive_number()
             receivers.append(threading.Thread(target=self._receive, args=(rank, wire)))
             threading.Thread(target=self._send, args=(rank, wire), daemon=True).start()
@@ -292,7 +336,7 @@ def main() -> None:
     """Serves until all ranks have left."""
     torch.set_num_threads(1)  # the same as a shard
     job = BenchJob.decode(sys.argv[1])
-    server = RawServer(job)
+    server = RawServer(job, AesConnection if sys.argv[2:] == ["aes"] else RawConnection)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         written = job.place / f"{ADDRESS}.new"
         written.write_text("{}:{}".format(*listener.getsockname()))

@@ -29,7 +29,8 @@ class BenchRow:
         colocated: Whether the workers run the shards.
         members: Number of processes that step; 0: one per rank.
         shards: Default number of shards of a hub without colocated shards.
-        beside: Module of a server that is neither a hub nor a peer's; `main` gets the job as an argument.
+        beside: Module of a server that is neither a hub nor a peer's, and arguments of its `main` after the
+            job.
         device: Device of the ranks' tensors.
     """
 
@@ -46,7 +47,7 @@ class BenchRow:
     colocated: bool = False
     members: int = 0
     shards: int = 1
-    beside: str = ""
+    beside: tuple[str, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
 
     @property
@@ -90,7 +91,13 @@ def _hub(name: str, transport: str, about: str, *server: str, **more: Any) -> Be
     return _ring(name, about, *server, transport=transport, **more)
 
 
-def _bound(name: str, side: str, members: int, about: str, training: str = "", beside: str = "") -> BenchRow:
+def _bfloat16(row: BenchRow) -> BenchRow:
+    """Returns the row for a bfloat16 model."""
+    name, about = f"{row.name}-bfloat16", f"{row.name}, a bfloat16 model"
+    return replace(row, name=name, about=about, side="libraries:Bfloat16Member", training="")
+
+
+def _bound(name: str, side: str, members: int, about: str, *beside: str, training: str = "") -> BenchRow:
     return BenchRow(name, about, "bound", side, training, members=members, beside=beside)
 
 
@@ -112,28 +119,41 @@ ROWS = {
     for row in (
         _peer("gloo+sgd", "libraries:GlooMember", "Gloo allreduce in buckets, then torch's fused optimizer"),
         _peer("ddp-gloo", _DDP, "torch's DistributedDataParallel on Gloo", "ddp", "train:DdpTraining"),
+        replace(
+            _peer("ddp-hub", "libraries:DdpHubMember", "the same on the backend hubring", "ddp"),
+            kind="ours",
+            training="train:DdpHubTraining",
+        ),
         _peer(
             "mpi", "libraries:MpiMember", "Open MPI allreduce in buckets, then torch's fused optimizer", "mpi"
         ),
         _peer("rpc", "libraries:RpcMember", "a parameter server on torch.distributed.rpc", "rpc"),
         _hub("hub-shm", "shm", "hub, shared memory", shards=_MEMORY_SHARDS),
-        _hub("hub-colo", "shm", "the same, each worker runs a shard", colocated=True),
+        _bfloat16(_hub("hub-shm", "shm", "", shards=_MEMORY_SHARDS)),
+        _hub("hub-colo", "shm", "hub-shm, each worker runs a shard", colocated=True),
         _hub("hub-zmq", "zmq", "hub, ZeroMQ over unix sockets"),
+        _bfloat16(_hub("hub-zmq", "zmq", "")),
         _hub("hub-zmq-tcp", "zmq-tcp", "hub, ZeroMQ over loopback"),
+        _hub("hub-zmq-aes", "zmq-tcp", "the same, encrypted as between hosts", *_ENCRYPTED),
         _hub("hub-zmq-bf16", "zmq", "hub-zmq, 2 bytes per element", codec="bf16"),
         _hub("hub-zmq-int8", "zmq", "hub-zmq, 1 byte per element", codec="int8"),
         _hub("hub-shm-standby", "shm", "hub-shm with standbys", *_STANDBY, shards=2),
         _hub("hub-zmq-standby", "zmq", "hub-zmq with a standby", *_STANDBY),
         _hub("hub-grpc", "grpc", "hub, gRPC over unix sockets"),
+        _bfloat16(_hub("hub-grpc", "grpc", "")),
         _hub("hub-grpc-tcp", "grpc-tcp", "hub, gRPC over loopback"),
-        _hub("hub-zmq-curve", "zmq-tcp", "hub-zmq-tcp, encrypted as between hosts", *_ENCRYPTED),
-        _ring("ring", "Hubring's ring on Gloo"),
+        _ring("ring", "Hubring's ring, shared memory"),
         _ring("ring-bf16", "the same, 2 bytes per element", codec="bf16"),
+        _ring("ring-gloo", "Hubring's ring on Gloo", backend="gloo"),
+        _ring("ring-gloo-bf16", "the same, 2 bytes per element", codec="bf16", backend="gloo"),
         _bound("bound-memory", "raw:Bound", 1, "mean and step in one process, 1 thread"),
         _bound("bound-memory-2", "raw:BoundOfTwo", 2, "the same, in 2 processes"),
         _bound("bound-copy", "raw:BoundCopy", 1, "bound-memory with a copy for each worker"),
-        _bound("raw-tcp", "raw:Raw", 0, "plain sockets that do a hub's work", beside=_RAW_SERVER),
-        _bound("train-alone", "", 0, "each rank computes without an exchange", "train:AloneTraining"),
+        _bound("raw-tcp", "raw:Raw", 0, "plain sockets that do a hub's work", _RAW_SERVER),
+        _bound("raw-tcp-aes", "raw:RawAes", 0, "the same, encrypted like hub-zmq-aes", _RAW_SERVER, "aes"),
+        _bound(
+            "train-alone", "", 0, "each rank computes without an exchange", training="train:AloneTraining"
+        ),
         _on_gpu(_peer("ddp-nccl", _DDP, "DistributedDataParallel on NCCL, on GPUs", "ddp")),
         _on_gpu(_hub("hub-cuda", "shm", "hub and workers on one GPU", "--device", "cuda")),
         _on_gpu(_hub("hub-shm-gpu", "shm", "hub-shm, workers on GPUs", shards=_MEMORY_SHARDS)),

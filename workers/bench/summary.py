@@ -116,11 +116,13 @@ def _memory(case: BenchCase) -> Iterator[RatioTarget]:
     yield RatioTarget("hub-shm", LIMIT, case, 1.5)
     if n > 1:
         yield RatioTarget("hub-colo", "hub-shm", case, 1)
+        yield RatioTarget("ring", "bound-copy", case, 1.3)
 
 
 def _wire(case: BenchCase) -> Iterator[RatioTarget]:
     """Targets over sockets, with one server each."""
-    yield RatioTarget("hub-zmq-tcp", "raw-tcp", case, 1.25)
+    yield RatioTarget("hub-zmq-tcp", WIRE_BOUND, case, 1.25)
+    yield RatioTarget(AES_ROW, AES_BOUND, case, 1.25)
     yield RatioTarget("hub-grpc", "hub-zmq", case, 2.5)
 
 
@@ -131,6 +133,7 @@ def _code(row: str) -> str:
 BEGIN, END = "<!-- made by ps-worker bench --summary -->", "<!-- until here -->"
 PEER = "gloo+sgd"
 WIRE_BOUND = "raw-tcp"
+AES_ROW, AES_BOUND = "hub-zmq-aes", "raw-tcp-aes"
 TRAINED_PEER = "ddp-gloo"
 EXCHANGED = ("peer", "limit")
 TRAINED = ("samples/s", "exposed ms", "peer")
@@ -138,12 +141,18 @@ OVER_WIRE = ("hub-zmq", "hub-zmq-tcp", "hub-zmq-bf16", "hub-zmq-int8", "hub-grpc
 NOTE = (
     f"*peer*: the speedup over `{PEER}`, or over `{TRAINED_PEER}` for whole training steps."
     f" *limit*: the row's time divided by that of `{WIRE_BOUND}` for"
-    f" {', '.join(f'`{row}`' for row in OVER_WIRE)}, of the faster of"
+    f" {', '.join(f'`{row}`' for row in OVER_WIRE)}, of `{AES_BOUND}` for `{AES_ROW}`, of the faster of"
     f" {' and '.join(f'`{row}`' for row in BOUNDS)} for the others."
     " *exposed*: the time of a step minus that of a step without exchange."
 )
 ON_GPU = tuple(row.name for row in ROWS.values() if row.device == "cuda")
 GPU_BOUND = "bound-cuda"
+LIMITS = {
+    **dict.fromkeys(OVER_WIRE, (WIRE_BOUND,)),
+    **dict.fromkeys(ON_GPU, (GPU_BOUND,)),
+    AES_ROW: (AES_BOUND,),
+}
+"""The limits of the rows that `BOUNDS` do not limit."""
 GPU_NOTE = f"For the rows on a GPU ({', '.join(f'`{row}`' for row in ON_GPU)}) the limit is `{GPU_BOUND}`."
 
 
@@ -236,8 +245,7 @@ def _exchanged(found: Mapping[tuple[str, int], BenchEntry], row: str, n: int) ->
     entry = found.get((row, n))
     # A peer with one rank exchanges nothing, so there is no speedup.
     peer = found.get((PEER, n)) if n > 1 else None
-    limits = (WIRE_BOUND,) if row in OVER_WIRE else (GPU_BOUND,) if row in ON_GPU else BOUNDS
-    bounds = [found[limit, n] for limit in limits if (limit, n) in found]
+    bounds = [found[limit, n] for limit in LIMITS.get(row, BOUNDS) if (limit, n) in found]
     bound = min(bounds, key=lambda each: each.median_ms, default=None)
     return [_time(entry), _ratio(peer, entry, 1), _ratio(entry, bound, 2)]
 

@@ -92,7 +92,9 @@ class Forked(RunProcess):
     def end(self, timeout: float) -> None:
         self._forked.join(timeout)
         if self.code is None:
-            os.killpg(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has no session yet
+                os.killpg(self.pid, signal.SIGKILL)
+            self._forked.kill()
             self._forked.join()
 
 
@@ -234,7 +236,7 @@ class BenchTeam:
         """Returns the module and arguments of a server that is not a hub; empty without one."""
         if self.row.peer is not None and self.row.peer.served:
             return self.row.peer.serve(self._job.size, self._job.meet)
-        return [self.row.beside, self._job.encode()] if self.row.beside else []
+        return [*self.row.beside[:1], self._job.encode(), *self.row.beside[1:]] if self.row.beside else []
 
     def _fork(self, name: str, module: str, *arguments: str) -> RunProcess:
         place = self._processes.directory, self._processes.environment

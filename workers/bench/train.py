@@ -2,6 +2,7 @@
 
     train-alone   each rank trains on its own share without an exchange: the time of computing
     ddp-gloo      a plain script with DistributedDataParallel
+    ddp-hub       the same on the backend `hubring`
     hub-*, ring   a script with DistributedOptimizer
 
 A row's exposed exchange is the time of its step minus that of `train-alone`. The result is compared with one
@@ -14,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cache
 from hashlib import sha256
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -93,10 +95,18 @@ class AloneTraining(Training):
 class DdpTraining(Training):
     """`ddp-gloo`."""
 
+    backend: ClassVar[Literal["gloo", "hubring"]] = "gloo"
+
     def _wrap(self, job: BenchJob) -> tuple[torch.optim.Optimizer, nn.Module]:
-        rendezvous.join(job.seat(self._rank))
+        rendezvous.join(job.seat(self._rank, self.backend))
         model = wrap(self._net, job)
         return optimizer_of(job.optimizer, model.parameters(), _GENTLY), model
+
+
+class DdpHubTraining(DdpTraining):
+    """`ddp-hub`."""
+
+    backend = "hubring"
 
 
 class HubringTraining(Training):

@@ -20,10 +20,10 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.torch_internals import reals, storage_users
 from hubring.ps.core.types import BucketSpec
 from hubring.workers.buckets.gradient_memory import GradientMemory, check_unconverted
 from hubring.workers.buckets.staging import Staging
-from hubring.workers.buckets.torch_internals import reals, storage_users
 from hubring.workers.buckets.value_memory import Look, OwnValues, ValueMemory, nothing
 
 PARITIES = 2

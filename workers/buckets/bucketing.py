@@ -15,10 +15,10 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from hubring.ps.core.errors import ConfigError, HubCannotStep
+from hubring.ps.core.torch_internals import no_dense_tensor
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, TensorSpec
 from hubring.workers.buckets.bucket import PARITIES, Bucket
 from hubring.workers.buckets.staging import Allocate, Staging
-from hubring.workers.buckets.torch_internals import no_dense_tensor
 from hubring.workers.buckets.value_memory import AllocateValues, OwnValues, ValueMemory
 
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
@@ -273,7 +273,8 @@ def _is_trainable(name: str, parameter: torch.nn.Parameter) -> bool:
     if not parameter.requires_grad:
         return False
     if kind := no_dense_tensor(parameter):
-        fix = "leave out what shards it, as fully_shard does" if kind == "a DTensor" else "make it one"
+        whole = "leave out what shards it, as fully_shard does (deploy/SUPPORT.md)"
+        fix = whole if kind == "a DTensor" else "make it one"
         raise ConfigError(
             f"parameter {name} is {kind}, and only dense tensors with values can be trained: {fix}, or freeze"
             " it with requires_grad_(False)"

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.torch_internals import (
+from hubring.ps.core.torch_internals import (
     copy_each,
     reals,
     references,

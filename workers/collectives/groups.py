@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import wraps
@@ -68,6 +69,10 @@ class Group:
         return f"the group of ranks {list(self.ranks)}"
 
 
+_caller = threading.local()
+"""`waits` is set while a thread starts a collective that it waits for next."""
+
+
 class Scope(TypedDict, total=False):
     """The members of a collective.
 
@@ -111,7 +116,7 @@ def begin(
         if collective is Collective.BROADCAST:
             call = replace(call, layouts=tuple(map(layout_of, tensors)))
         tensors = []
-    return communicator.collective(call, *tensors, then=then)
+    return communicator.collective(call, *tensors, then=then, waits=getattr(_caller, "waits", False))
 
 
 def _check_group(group: Group | None, communicator: Communicator) -> None:
@@ -173,12 +178,17 @@ def waiting(start: Callable[P, S], finish: Callable[[S], T]) -> Callable[P, T]:
 
     @wraps(start)
     def wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        return finish(start(*args, **kwargs))
+        _caller.waits = True
+        try:
+            work = start(*args, **kwargs)
+        finally:
+            _caller.waits = False
+        return finish(work)
 
     result = signature(finish).return_annotation
     wait.__signature__ = signature(start).replace(return_annotation=result)  # type: ignore[attr-defined]
     wait.__name__ = wait.__qualname__ = start.__name__.replace("_async", "")  # pickle looks it up by this
-    wait.__doc__ = f"Calls `{start.__name__}`, waits, and returns the result."
+    wait.__doc__ = f"{start.__doc__}\n\n    Waits for it, and returns the result."
     return wait
 
 

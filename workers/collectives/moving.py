@@ -22,7 +22,7 @@ __all__ += ["recv", "recv_async", "send", "send_async"]
 
 def broadcast(tensor: Tensor, root: int = 0, name: str | None = None, **scope: Unpack[Scope]) -> Tensor:
     """Returns the root's tensor on every member. All members pass a tensor of its shape and dtype."""
-    return tensor_of(broadcast_async(tensor, root, name, **scope))
+    return _broadcast(tensor, root, name, **scope)
 
 
 def broadcast_async(
@@ -30,6 +30,9 @@ def broadcast_async(
 ) -> CollectiveWork:
     """Starts `broadcast`."""
     return begin(Collective.BROADCAST, [tensor], name, scope, root=root, then=like([tensor], many=False))
+
+
+_broadcast = waiting(broadcast_async, tensor_of)
 
 
 def broadcast_async_(
@@ -72,12 +75,15 @@ def allgather(tensor: Tensor, name: str | None = None, **scope: Unpack[Scope]) -
 
     A 0-d tensor counts as one row: the result has shape (size,).
     """
-    return tensor_of(allgather_async(tensor, name, **scope))
+    return _allgather(tensor, name, **scope)
 
 
 def allgather_async(tensor: Tensor, name: str | None = None, **scope: Unpack[Scope]) -> CollectiveWork:
     """Starts `allgather`."""
     return begin(Collective.ALLGATHER, [tensor], name, scope)
+
+
+_allgather = waiting(allgather_async, tensor_of)
 
 
 def grouped_allgather_async(

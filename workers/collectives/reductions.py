@@ -78,7 +78,7 @@ def allreduce(
     Returns:
         A new tensor of the same shape, dtype and device, equal on all members.
     """
-    return tensor_of(allreduce_async(tensor, op, name, **scope))
+    return _allreduce(tensor, op, name, **scope)
 
 
 def allreduce_async(
@@ -97,6 +97,8 @@ def allreduce_async_(
     """Starts `allreduce`, and writes the result to `tensor` before the work is done."""
     return begin(Collective.ALLREDUCE, [tensor], name, scope, op=op, then=into(tensor))
 
+
+_allreduce = waiting(allreduce_async, tensor_of)
 
 allreduce_ = waiting(allreduce_async_, tensor_of)
 """As `allreduce`, but writes the result to `tensor` and returns it."""

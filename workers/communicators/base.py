@@ -20,18 +20,18 @@ import torch
 from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Call, Collective
+from hubring.ps.core.torch_internals import no_dense_tensor
 from hubring.ps.core.types import DTYPE_BYTES, StepHyper
 from hubring.ps.core.work import Work
 from hubring.ps.store.collective import layout_of
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.torch_internals import no_dense_tensor
 from hubring.workers.buckets.value_memory import OwnValues, ValueMemory
 from hubring.workers.communicators import residuals
 from hubring.workers.communicators.residuals import Residual
 
 if TYPE_CHECKING:
     from hubring.ps.client.client import PushRecord
-    from hubring.workers.communicators.ring.samples import Samples
+    from hubring.workers.communicators.ring.healing.samples import Samples
 
 ParameterState = Mapping[str, torch.Tensor]
 """torch's state of one parameter: tensors in its shape, and "step", a float32 without dimensions."""
@@ -142,6 +142,8 @@ class Communicator(ABC):
     """Connects a worker to all other workers."""
 
     topology: ClassVar[str]
+    backend: str = ""
+    """What runs a ring's allreduce: `shm`, `gloo` or `nccl`; empty before it connects, and on a hub."""
     rank: int
     size: int
     steps_on: Literal["server", "worker"]
@@ -256,7 +258,9 @@ class Communicator(ABC):
         """Returns a context that batches sends. Inside it no bucket may be waited for."""
         return nullcontext()
 
-    def collective(self, call: Call, *tensors: torch.Tensor, then: Then | None = None) -> CollectiveWork:
+    def collective(
+        self, call: Call, *tensors: torch.Tensor, then: Then | None = None, waits: bool = False
+    ) -> CollectiveWork:
         """Starts a collective, which every member must call with the same name.
 
         Ranks may start collectives with different names in different orders and from any thread.
@@ -266,12 +270,14 @@ class Communicator(ABC):
             tensors: This rank's inputs. Do not change them before the work is done.
             then: Makes the work's result from the received CPU tensors, which it owns. It runs in
                 another thread. None: the first received tensor, on the device of the first input.
+            waits: Whether the caller waits next, so that no other thread needs to be woken for it.
         """
         check_tensors(call.name, tensors)
         if tensors:
             call = replace(call, layouts=tuple(map(layout_of, tensors)))
         device = tensors[0].device if tensors else torch.device("cpu")
         work = CollectiveWork(call, then or (lambda came: came[0].to(device) if came else None), self)
+        work.waits = waits
         self.take_part(call, tuple(map(_plain, tensors)), work)
         return work
 
@@ -337,6 +343,9 @@ class CollectiveWork(Work):
 
     began: int | None = None
     """When all ranks had called it and the exchange began, by `time.perf_counter_ns`; None: unknown."""
+
+    waits: bool = False
+    """Whether the thread that called it waits for it next, and can `attend`."""
 
     def __init__(self, call: Call, then: Then, communicator: Communicator) -> None:
         super().__init__(f"{call.collective.name.lower()} {call.name!r}")

@@ -18,7 +18,7 @@ import torch
 from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Assignment, Session
 from hubring.ps.compression.gpu_tensor import Reached
-from hubring.ps.core.errors import ConfigError, DeadlineExceeded
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
 from hubring.ps.core.messages import Call
 from hubring.ps.core.types import BucketSpec, CodecSpec, Slicing, StepHyper, parse_codec
 from hubring.ps.core.work import Work
@@ -29,6 +29,7 @@ from hubring.workers.buckets.staging import Lands
 from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory, WindowValues
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, SteppingHub
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
+from hubring.workers.communicators.host_collectives import HostCollectives
 from hubring.workers.communicators.hub_collectives import HubCollectives
 from hubring.workers.communicators.hub_state import HubState, state_of_slice
 from hubring.workers.communicators.powersgd import LowRankMean
@@ -87,10 +88,11 @@ class PSCommunicator(Communicator):
         self._rounds: WeakKeyDictionary[Bucket, str] = WeakKeyDictionary()
         """Collective names of buckets without slices: those of a second or later optimizer."""
         self._numbers = count(1)
-        self._collectives = HubCollectives(client, len(session.shards))
+        self._collectives = HostCollectives(self, HubCollectives(client, len(session.shards)).take_part)
         if not aggregate:
             self.stepping_hub = HubState(client, self._exchange, timeout, lockstep=self.lockstep)
         session.on_failure(client.fail)
+        session.on_failure(self._collectives.fail)
 
     @property
     def _lands(self) -> Lands:
@@ -229,9 +231,10 @@ class PSCommunicator(Communicator):
         self._collectives.take_part(call, tensors, work)
 
     def is_held(self) -> bool:
-        return self._client.held()
+        return self._client.held() or self._collectives.waits
 
     def close(self, *, finished: bool) -> None:
+        self._collectives.fail(RingBroken(f"rank {self.rank} has left the job"))
         self._client.close()
 
     def _agree(self, specs: list[BucketSpec]) -> Assignment:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hubring.ps.client.client import KVClient, PushRecord
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.optimizer_state import STEP, OptimizerState
+from hubring.ps.core.optimizer_state import STEP, OptimizerState, state_dtype
 from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import parameter_parts
@@ -104,7 +104,7 @@ def state_of_slice(states: Mapping[str, ParameterState], piece: Slice, spec: Buc
     parts = parameter_parts(piece, spec.tensors)
     own = [states.get(spec.tensors[part.position].name, {}) for part in parts]
     names = {name: None for state in own for name in state}
-    dtype = getattr(torch, spec.dtype)
+    dtype = state_dtype(getattr(torch, spec.dtype))
     tensors = {
         name: torch.zeros(len(parts), dtype=torch.float32, device="cpu")
         if name == STEP

@@ -113,16 +113,18 @@ DEFAULT = "digits"
 
 FLAGS: tuple[tuple[str, type, str], ...] = (
     ("job", str, "built-in job: digits or char-lm"),
-    ("script", Path, "your training script; needs --metric"),
+    ("script", Path, "your training script; needs --metric or --metric-regex"),
     ("arguments", str, "for the job or script; {seed} {batch} {lr} {epochs} are filled in"),
     ("metric", str, "key of hubring.report() to compare"),
+    ("metric_regex", str, r"finds the metric in the script's output instead, such as 'loss (\S+)'"),
+    ("samples_per_step", int, "of all workers, if the script does not report them [as the model gets]"),
     ("rows", str, "ways to train, comma-separated, see ps-compare list [experiment's]"),
     ("seeds", str, "comma-separated; 0 is one seed [0,1,2]"),
     ("repeats", int, "runs with the same seed [1]"),
     ("workers", str, "numbers of workers, comma-separated [2]"),
     ("servers", str, "numbers of hub shards, comma-separated [1]"),
     ("transport", str, "of the hub: auto, shm, zmq, grpc, zmq-tcp or grpc-tcp [auto]"),
-    ("backend", str, "of ring and torch's rows: gloo or nccl [gloo]"),
+    ("backend", str, "of torch's rows: gloo or nccl, then of rings too [gloo]"),
     ("batch", int, "samples per step over all workers [the job's]"),
     ("lr", str, "scaling of the learning rate: same, linear or per-worker [same]"),
     ("learning_rate", float, "before --lr scales it [the job's]"),
@@ -155,9 +157,12 @@ def run(
 
     With the --out of an interrupted comparison it runs only what is missing.
 
+    Rows ddp and ddp-hub train a DistributedDataParallel script without edits: name its --rows and
+    --metric-regex.
+
     Under srun, torchrun or another launcher, each task is one worker. --out must then be a shared folder.
 
-    Exits with 1 if synchronous rows disagree.
+    Exits with 1 if a row's speed is withheld, or a run diverged or crashed.
     """
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     code = terminal.conclude("ps-compare", lambda: _compare(experiment, flags, out, folder, alone))
@@ -214,9 +219,12 @@ def _run(experiment: Experiment, folder: Path, task: LauncherTask | None) -> Fin
         comparison = Comparison.begin(experiment, folder, typed(), machines)
         for missing in comparison.missing if cluster is None else ():
             check_link(missing.setting)  # before the calibration, which takes a minute
-        lifeline, screen = stack.enter_context(Lifeline()), stack.enter_context(RunScreen(runs(experiment)))
-        # Nothing is predicted with NCCL, or on a cluster, which one machine's constants do not fit.
-        predicts = cluster is None and experiment.backend == "gloo"
+        planned = runs(experiment)
+        lifeline, screen = stack.enter_context(Lifeline()), stack.enter_context(RunScreen(planned))
+        # Nothing is predicted with NCCL, or on a cluster, which one machine's constants do not fit. A single
+        # setting would calibrate its own rows.
+        several = len({run.setting for run in planned}) > 1
+        predicts = cluster is None and experiment.backend == "gloo" and several
         measure = partial(calibrate, report=screen.calibrating) if predicts else None
         found = comparison.run(Runner(experiment, lifeline, cluster or ThisMachine()), screen, measure)
         if cluster is not None:
@@ -236,6 +244,7 @@ def _result(found: Findings, folder: Path) -> dict[str, Any]:
             "setting": row.setting,
             "row": row.row,
             "withheld": row.withheld,
+            "failed": row.failed,
             **{name: one(name, each) for name, each in row.numbers.items()},
         }
         for row in found.rows
@@ -252,7 +261,9 @@ def _result(found: Findings, folder: Path) -> dict[str, Any]:
 
 
 def _exit_code(found: Findings) -> int:
-    return 0 if found.gate.passed else 1
+    from hubring.workers.compare.decide.decision import lost
+
+    return int(not found.gate.passed or bool(lost(found)) or any(row.withheld for row in found.rows))
 
 
 app = typer.Typer(

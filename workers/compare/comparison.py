@@ -26,10 +26,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.decide.measure import measure, price
+from hubring.ps.core.errors import DeadlineExceeded, UsageError
 from hubring.workers.compare.decide.results import results
 from hubring.workers.compare.findings import Findings, decode, encode
+from hubring.workers.compare.measure import check, measure, price
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun, resume_command, runs
 from hubring.workers.compare.predict.calibrations import Constants, read_constants
@@ -40,6 +40,7 @@ from hubring.workers.compare.show import exports
 from hubring.workers.compare.show.page import page
 from hubring.workers.compare.show.screen import RunScreen
 from hubring.workers.peers import machine
+from hubring.workers.peers.processes import ProcessFailed
 
 FILE = "experiment.json"
 CALIBRATION = "calibration.json"
@@ -150,8 +151,9 @@ class Comparison(Struct, frozen=True):
             The findings.
 
         Raises:
-            ProcessFailed: A process of a run failed for another reason than divergence.
-            DeadlineExceeded: A run took too long.
+            ProcessFailed: A process failed for another reason than divergence, in a row's first run. If a
+                later run fails, the row's other runs count.
+            DeadlineExceeded: A row's first run took too long.
             HubringError: The output of a run cannot be measured.
             UsageError: Another process works in the folder.
         """
@@ -165,9 +167,15 @@ class Comparison(Struct, frozen=True):
                 if outcome.finished(self.place(run)):
                     screen.skipped(run.label)
                     continue
-                left = runner.run(run, self.place(run), partial(screen.progress, run.label))
                 try:
-                    measure(left, self.experiment.yardstick)
+                    left = runner.run(run, self.place(run), partial(screen.progress, run.label))
+                except (ProcessFailed, DeadlineExceeded) as cause:
+                    if "launcher" in self.machine or not self._finished_otherwise(run):
+                        raise
+                    screen.warn(f"{cause}\nThe other runs count; to repeat it, delete {self.place(run)}")
+                    left = outcome.crash(run, self.place(run), str(cause))
+                try:
+                    check(left, self.experiment.yardstick)
                 except Exception:  # without its outcome the run is repeated once the script is fixed
                     outcome.discard(self.place(run))
                     raise
@@ -177,6 +185,11 @@ class Comparison(Struct, frozen=True):
                 for disturbance in filter(None, (each.disturbance() for each in left.noise)):
                     screen.warn(f"{run.label}: {disturbance}")
             return self.report(screen.checking)
+
+    def _finished_otherwise(self, run: PlannedRun) -> bool:
+        """Whether the row has finished here with another seed, so that its script is not at fault."""
+        rest = [each for each in runs(self.experiment) if (each.setting, each.row) == (run.setting, run.row)]
+        return any(outcome.finished(self.place(each)) and not self._outcome(each).failed for each in rest)
 
     def report(self, checking: Callable[[str], None] = lambda _: None) -> Findings:
         """Writes everything that follows from the outcomes; trains nothing.
@@ -215,7 +228,7 @@ class Comparison(Struct, frozen=True):
         for run in runs(self.experiment):
             if outcome.finished(self.place(run)):
                 left = self._outcome(run)
-                measure(left, self.experiment.yardstick)
+                check(left, self.experiment.yardstick)
                 older += [run.label] if now and left.script not in ("", now) else []
         if script is not None and older:
             screen.warn(

@@ -37,6 +37,7 @@ class RowResult(Struct, frozen=True, kw_only=True):
         withheld: Why no speed is shown; None: speeds are shown.
         disturbed: Which runs other programs disturbed, so that their speeds decide nothing; None: none.
         failed: How many runs did not finish and why; None: all finished.
+        partly: All failed runs crashed, so the others count.
         numbers: By the names in `hubring.workers.compare.statistics`; None where no seed has a value.
             Speeds are also None if a run diverged: the remaining runs do not represent all.
         staleness: Number of pushes by staleness, over all seeds.
@@ -52,6 +53,7 @@ class RowResult(Struct, frozen=True, kw_only=True):
     withheld: str | None = None
     disturbed: str | None = None
     failed: str | None = None
+    partly: bool = False
     numbers: dict[str, Number | None]
     staleness: dict[str, int] = {}
 
@@ -281,6 +283,7 @@ class Findings(Struct, frozen=True, kw_only=True):
         asked: The experiment.
         job: Metric, title, target, rising, samples.
         machine: The machine of the runs, with versions.
+        conditions: What the workers' steps were taken under, by name; several values of one with commas.
         curves: Without rows whose speed is withheld.
         commands: Commands of each run by label.
         scripts: SHA-256 of the user's script when each run started, by label; without runs of an earlier
@@ -298,6 +301,7 @@ class Findings(Struct, frozen=True, kw_only=True):
     job: JobMetric
     machine: dict[str, Any]
     noise: MeasurementNoise = MeasurementNoise()
+    conditions: dict[str, str] = {}
     settings: list[Setting]
     gate: Gate
     rows: list[RowResult]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import accumulate
 from statistics import fmean, median, stdev
 from typing import NamedTuple
@@ -93,6 +93,7 @@ def tail(t: float, freedom: int) -> float:
     return min(1.0, max(0.0, 1 - within))
 
 
+@lru_cache(maxsize=1024)
 def quantile(chance: float, freedom: int) -> float:
     """Returns the t of which `tail` is `chance`, between 0 and 1 (both excluded)."""
     low, high = 0.0, 1.0

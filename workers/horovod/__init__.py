@@ -3,7 +3,7 @@
 A script with `import horovod.torch as hvd` runs without edits under `ps-worker --as-horovod SCRIPT`
 (`hubring.workers.horovod.alias`). The differences from Horovod 0.28.1:
 
-    frameworks        only PyTorch
+    frameworks        only PyTorch, and Keras 3 on it: `hubring.horovod.keras`
     MPI               not supported: mpi_built() and mpi_enabled() return False, mpi_threads_supported()
                       raises ValueError, and init(comm=) accepts only the list of all ranks
     launchers         ps-run and horovod.run start workers only on this machine

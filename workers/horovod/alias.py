@@ -1,5 +1,7 @@
 """Makes `import horovod.torch as hvd` import `hubring.workers.horovod`, only in this process.
 
+`horovod.keras` and `horovod.tensorflow.keras` are for Keras 3 on torch.
+
 A finder at the front of `sys.meta_path` handles `horovod` and its submodules. Each module shows the objects
 of the files here under the names that Horovod's users import.
 """
@@ -12,6 +14,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from hubring.ps.config.environment import export
 from hubring.workers.horovod.world import Neighbourhood, variables
@@ -37,15 +40,26 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "horovod.common.util": ("basics",),
     "horovod.data": ("data",),
     "horovod.data.data_loader_base": ("data",),
+    "horovod.keras": ("keras",),
+    "horovod.keras.callbacks": ("keras_callbacks",),
     "horovod.runner": ("run_function",),
     "horovod.runner.elastic": (),
     "horovod.runner.elastic.worker": ("elastic.notification",),
+    "horovod.tensorflow": (),
+    "horovod.tensorflow.keras": ("keras",),
+    "horovod.tensorflow.keras.callbacks": ("keras_callbacks",),
     "horovod.version": (),
 }
 """Horovod's modules to ours whose names they show: those of `__all__`, or all public ones and `_basics`."""
 
 WHOLE = ("horovod.torch", "horovod.torch.elastic")
 """Packages that import their modules: scripts write `hvd.mpi_ops.Sum` after `import horovod.torch as hvd`."""
+
+KERAS_3 = (
+    "Hubring trains Keras 3 on torch: set KERAS_BACKEND=torch, and use keras instead of tensorflow"
+    " (workers/examples/FRAMEWORKS.md)"
+)
+"""The end of errors about TensorFlow."""
 
 VERSION = "0.28.1"
 """The Horovod release whose API this is."""
@@ -80,10 +94,19 @@ class HorovodFinder(MetaPathFinder, Loader):
             names = shown.get("__all__") or [name for name in shown if name[0] != "_" or name == "_basics"]
             module.__dict__.update({name: shown[name] for name in names})
         module.__dict__["__version__"] = VERSION
+        if module.__name__ == "horovod.tensorflow":
+            module.__dict__["__getattr__"] = _no_graphs
         if module.__name__ in WHOLE:
             for name in VIEWS:
                 if name.rpartition(".")[0] == module.__name__:
                     import_module(name)
+
+
+def _no_graphs(name: str) -> Any:
+    raise AttributeError(
+        f"Hubring has no horovod.tensorflow.{name}, only horovod.tensorflow.keras. {KERAS_3}; for graphs of"
+        " TensorFlow, use Horovod itself"
+    )
 
 
 def tell_place(placement: Placement) -> None:

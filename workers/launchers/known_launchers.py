@@ -24,7 +24,9 @@ they describe the script or the shell.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hubring.ps.core.errors import ConfigError
@@ -120,6 +122,20 @@ def place_variables(rank: int, size: int, local_rank: int, local_size: int, node
     """Returns the variables that give a worker its rank and sizes, as torchrun sets them."""
     place = rank, size, local_rank, local_size, node_rank
     return dict(zip(RANK_VARIABLES.values(), map(str, place), strict=True))
+
+
+@contextmanager
+def meeting_variables(environment: Environment) -> Iterator[dict[str, str]]:
+    """Yields where the ranks of one host meet for a `torch.distributed` group of the script.
+
+    Only what the environment does not give. Until the end of the block the port is taken by a socket that
+    does not listen, so that no other program gets it, and rank 0 can listen there (SO_REUSEADDR).
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
+        yield {name: text for name, text in here.items() if name not in environment}
 
 
 rank_variables = _reads(RANK_VARIABLES)

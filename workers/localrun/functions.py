@@ -22,14 +22,17 @@ import cloudpickle
 
 from hubring.ps.config.declaration import flag_words
 from hubring.ps.config.environment import environment, export
+from hubring.ps.config.sources import load_worker
 from hubring.ps.core.errors import UsageError
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.process.child import Child, Children
 from hubring.ps.process.launch import PARENT_VARIABLE, end_with_parent, module_command
+from hubring.workers.launchers.known_launchers import meeting_variables, place_variables
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import LocalJobSettings, settle
 from hubring.workers.localrun.team import OUTPUTS, folder_of
 from hubring.workers.runtime import context
+from hubring.workers.runtime.script_groups import gloo_answered
 
 T = TypeVar("T")
 Task = tuple[Callable[..., T], Sequence[Any], Mapping[str, Any]]
@@ -108,12 +111,16 @@ def call(
     """
     inherited = {**environment(), PARENT_VARIABLE: str(os.getpid())}
     flags = flag_words(settings.server)
-    with LocalServer(size, flags, inherited, verbose=verbose, timeout=timeout) as server:
+    with (
+        meeting_variables(inherited) as meeting,
+        LocalServer(size, flags, inherited, verbose=verbose, timeout=timeout) as server,
+    ):
         job = {**settings.worker_variables, "PS_SERVER": server.address, "PS_WORLD_SIZE": str(size)}
         with Children[_Caller]() as callers:
             for rank in range(size):
                 caller = callers.add(_Caller(rank, program, folder_of(outputs, rank, size)))
                 place = {"PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)}
+                place |= meeting | place_variables(rank, size, rank, size, 0)
                 caller.ask({**job, **place, **variables(rank)}, task)
             answers = _collect(callers.started)
         if not any(each.joined for each in answers):  # the server still waits for the first worker
@@ -141,7 +148,8 @@ def answer(pipe: Connection) -> None:
     export(variables)
     try:
         function, args, kwargs = cloudpickle.loads(pipe.recv_bytes())
-        result = function(*args, **kwargs)
+        with gloo_answered(load_worker({})):
+            result = function(*args, **kwargs)
         sent = cloudpickle.dumps((True, result, _joined()))
         context.shutdown()
     except BaseException as error:

@@ -19,7 +19,12 @@ from hubring.ps.config.sources import server_origins
 from hubring.ps.core.errors import Preempted, UsageError
 from hubring.ps.process.child import Child, passing_on
 from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, module_command
-from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, PROGRESS_VARIABLE, place_variables
+from hubring.workers.launchers.known_launchers import (
+    LAUNCHER_VARIABLE,
+    PROGRESS_VARIABLE,
+    meeting_variables,
+    place_variables,
+)
 from hubring.workers.localrun import command_line
 from hubring.workers.localrun.command_line import ScriptCommand
 from hubring.workers.localrun.server import GRACE_SECONDS, LocalServer
@@ -168,11 +173,14 @@ class LocalJob:
     ) -> AttemptEnd:
         """Starts the server and the workers, and waits for their end."""
         flags, limit, causes = flag_words(settings.server), self.start_timeout, list[str]()
-        with LocalServer(size, flags, _variables(), verbose=self.verbose, timeout=limit) as server:
+        with (
+            meeting_variables(environment()) as meeting,
+            LocalServer(size, flags, _variables(), verbose=self.verbose, timeout=limit) as server,
+        ):
             if self.page and not self.verbose:
                 report.page(server.banner)
             words = [*_program(command, server.address, settings), *command.words]
-            places = [self._place(rank, size, command) for rank in range(size)]
+            places = [self._place(rank, size, command) | meeting for rank in range(size)]
             progress = server.progress if sys.stderr.isatty() else None
             if progress is not None:
                 places[0][PROGRESS_VARIABLE] = str(progress)

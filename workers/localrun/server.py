@@ -36,7 +36,8 @@ class LocalServer:
         address: Address of the server.
         process: The server's process.
         progress: The file for the progress line of rank 0. It ends with the server.
-        steps: The steps that its job had completed when it ended; 0 if it printed no result.
+        job: The name of its job when it ended; empty if no worker joined, or it printed no result.
+        steps: The steps that its job had completed then.
         overdue: Whether it did not end in time, and was killed.
 
     Raises:
@@ -60,7 +61,7 @@ class LocalServer:
         self._log = Path(self._folder.name) / "server.err"
         self._out = Path(self._folder.name) / "server.out"
         self.progress = Path(self._folder.name) / "progress"
-        self.steps, self.overdue = 0, False
+        self.job, self.steps, self.overdue = "", 0, False
         where = Path(self._folder.name) / "address"
         command = module_command(
             "hubring.ps.cli", "start", "--port", "0", "--once", "--workers", str(workers)
@@ -102,7 +103,8 @@ class LocalServer:
             if self.overdue:
                 self.process.kill()
         if self._out.exists():
-            self.steps = int(_last_line(self._out.read_bytes()).get("steps", 0))
+            result = _last_line(self._out.read_bytes())
+            self.job, self.steps = str(result.get("job", "")), int(result.get("steps", 0))
         self._folder.cleanup()
 
     def _await(self, where: Path, timeout: float) -> str:

@@ -11,6 +11,7 @@ from hubring.ps.config.sources import load_server, load_worker, refuse_unknown
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.access import check_token_file
 from hubring.ps.security.guard import Role
+from hubring.workers.runtime.metric_export import require_writer
 
 SERVER = (
     *("shards", "mode", "staleness", "backup", "nonfinite", "on_loss", "lease", "slice_bytes", "device"),
@@ -18,6 +19,7 @@ SERVER = (
 )
 WORKER = (
     *("topology", "backend", "accelerator", "transport", "aggregate", "compress", "bucket_bytes", "timeout"),
+    *("report_to", "as_gloo"),
 )
 DEFAULTS = {"on_loss": "wait; elastic: drop", "page_port": "a free port"}
 """Where they differ from the server's own, in words."""
@@ -65,6 +67,7 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
         refuse_unknown(f"{name}={given[name]!r}", name, {*SERVER, *WORKER})
     worker = _chosen(given, WORKER)
     config = load_worker({**worker, "server": _NO_ADDRESS}, environment=variables)
+    require_writer(config.report_to)
     server = _chosen(given, SERVER)
     workers_save = config.topology == "ring" or config.aggregate
     # Also on a hub, which leaves this to the workers where it can only average.

@@ -76,8 +76,7 @@ class JobReport:
 
     def starting(self) -> None:
         """Prints what starts. Call it first: server and workers need seconds to import torch."""
-        topology, mode = self._settings.topology, self._settings.mode
-        how = topology if topology == "ring" else f"{topology}, {mode}"
+        how = "ring" if self._settings.topology == "ring" else f"hub, {self._settings.mode}"
         _print(f"starting 1 server, {_count(self._size, 'worker')} ({how})")
 
     def resuming(self, checkpoint: Path) -> None:
@@ -111,6 +110,9 @@ class JobReport:
         elif not code and server.process.exit_code() not in (0, Preempted.exit_code):
             _print(f"the server {server.process.ended}; {saved}")
             return server.process.exit_code()
+        elif not (code or results or server.job or server.steps):
+            hint = "on a hub, not in a ring, --as-gloo trains a script of torch.distributed"
+            _print(f"Hubring took no part: the script never called hubring.init(); {hint}")
         return code or (HubringError.exit_code if lost or (server.overdue and not results) else 0)
 
     def end(

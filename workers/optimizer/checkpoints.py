@@ -25,7 +25,14 @@ import torch
 from torch import Tensor
 
 from hubring.ps.checkpoint import checkpoint_folder
-from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, FileEntry, Manifest, lock_directory, with_age
+from hubring.ps.checkpoint.checkpoint_folder import (
+    OF_WORKERS,
+    FileEntry,
+    Manifest,
+    lock_directory,
+    newest_step,
+    with_age,
+)
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers import collectives
 from hubring.workers.collectives.moving import broadcast_into
@@ -251,6 +258,13 @@ class Checkpoints:
     def _read(self) -> list[Saved]:
         newest = checkpoint_folder.newest(self._directory)
         if newest is None:
+            if (step := newest_step(self._directory.parent)) is not None:
+                log.warning(
+                    "training starts at step 0: the checkpoint of step %d in %s is a hub's that steps itself."
+                    " Train without --topology ring and --aggregate, or use another --checkpoint-dir",
+                    step,
+                    self._directory.parent,
+                )
             return []
         folder, manifest = newest
         self._folder = folder

@@ -22,9 +22,9 @@ import torch
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.torch_internals import note_step, runs_before_step, without_step_hooks
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import NamedParameters
-from hubring.workers.buckets.torch_internals import note_step, runs_before_step, without_step_hooks
 from hubring.workers.collectives import allreduce
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer import model_checks, rank_checks, stepping
@@ -111,11 +111,11 @@ class DistributedOptimizer(OptimizerWrapper):
                 `uneven` is set with an option that excludes it; or the model has torch's SyncBatchNorm.
         """
         setup = Setup.of(communicator, bucket_bytes, after_step)
-        super().__init__(optimizer)
+        super().__init__(optimizer, model)
         self._setup, self._after_step, communicator = setup, setup.after_step, setup.communicator
         self._asks = asks_for_loss(optimizer)
         self._after_wrapped = ExitStack()
-        model_checks.check_model(model, communicator, named=named_parameters is not None)
+        model_checks.check_model(model, optimizer, communicator, named=named_parameters is not None)
         self._uneven_inputs = UnevenInputs(communicator, self) if uneven else None
         self._timeout = communicator.timeout if timeout is None else timeout
         self.ahead = int(cross_barrier)

@@ -22,7 +22,7 @@ from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives.agreement import share_from_rank_0
 from hubring.workers.collectives.moving import allgather, as_bytes, fill
 from hubring.workers.communicators.base import ChangingMembers, Communicator
-from hubring.workers.communicators.ring.calls import RootLost
+from hubring.workers.communicators.ring.healing.calls import RootLost
 from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.optimizer.own_state import OwnStates
 from hubring.workers.optimizer.parameters import TrainedParameters

@@ -2,8 +2,9 @@
 
 The hub has the state; the wrapped optimizer gets it when the script looks, and sends what the script has
 changed, before the next step. So `state`, `state_dict` and `load_state_dict` do what they do in torch,
-and a checkpoint moves between hub, ring, one process and plain torch. A tensor of the state that the script
-keeps is the hub's only until the next step; a later change of it is an error.
+and a checkpoint moves between hub, ring, one process and plain torch. The state of half-precision parameters
+is float32 and has their master; torch rounds it when it loads it. A tensor of the state that the script keeps
+is the hub's only until the next step; a later change of it is an error.
 
 A script may register hooks on the wrapped optimizer's `step`, or replace `step` itself, as schedulers do. All
 of that runs in torch's order: the wrapped optimizer's `step` is called, and the exchange is its last hook
@@ -25,8 +26,9 @@ from torch.optim import Optimizer
 from xxhash import xxh3_64
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.optimizer_state import MASTER, STEP
+from hubring.ps.core.torch_internals import has_step_hooks, run_first_after_step, version
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.torch_internals import has_step_hooks, run_first_after_step, version
 from hubring.workers.communicators.base import ParameterState, SteppingHub
 from hubring.workers.optimizer.wrapping import OptimizerWrapper
 from hubring.workers.reducer.groups import parameters_of
@@ -111,7 +113,23 @@ class HubOptimizerState:
         """
         earlier, self._reach = self._reach, reach
         if earlier is None:
-            self._loads = self._optimizer.register_load_state_dict_post_hook(lambda _: self.send())
+            loaded = list[dict[str, Any]]()
+            self._loads = [
+                self._optimizer.register_load_state_dict_pre_hook(lambda _, saved: loaded.append(saved)),
+                self._optimizer.register_load_state_dict_post_hook(lambda _: self._load(loaded.pop())),
+            ]
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        """Sends a state that torch has loaded, as it was before torch rounded it to the parameters' dtype."""
+        for group, kept in zip(self._optimizer.param_groups, saved["param_groups"], strict=True):
+            for parameter, number in zip(group["params"], kept["params"], strict=True):
+                loaded = self._optimizer.state.get(parameter, {})
+                for name, exact in saved["state"].get(number, {}).items():
+                    one = loaded.get(name)
+                    tensors = isinstance(exact, Tensor) and isinstance(one, Tensor)
+                    if tensors and exact.dtype != one.dtype and torch.equal(one, exact.to(one)):
+                        loaded[name] = exact
+        self.send()
 
     def send(self) -> None:
         """Makes the optimizer's state the hub's. Raises as `SteppingHub.write_state`."""
@@ -153,10 +171,16 @@ class HubOptimizerState:
         self._handed = [(one, version(kept)) for one, _ in self._handed if (kept := one()) is not None]
 
     def give_up(self) -> None:
-        """Gives the optimizer its state, for good."""
+        """Gives the optimizer its state, for good, in the parameters' dtype, which torch's steps need."""
         self._shown.fill()
+        for parameter in self._on_hub & self._shown.keys():
+            state = self._shown[parameter]
+            state.pop(MASTER, None)
+            tensors = ((name, one) for name, one in state.items() if isinstance(one, Tensor) and name != STEP)
+            state.update({name: one.to(parameter.dtype) for name, one in tensors})
         self._shown.of_hub = False
-        self._loads.remove()
+        for hook in self._loads:
+            hook.remove()
 
     def changed(self) -> bool:
         """Whether the script has changed the state that it saw. What it has only read is dropped.
@@ -199,6 +223,9 @@ class HubOptimizerState:
                     for key, value in states.get(name, {}).items()
                     if not _is_unused(options, key, value)
                 }
+                if MASTER in state:  # zeros are of slices without one: there it is the parameter
+                    master = state[MASTER]
+                    state[MASTER] = torch.where(master == 0, parameter.detach(), master)
                 if state:
                     found[parameter] = state
         self._fetched = _digest(found)

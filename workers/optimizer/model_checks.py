@@ -6,6 +6,7 @@ Every rank finds the same.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from weakref import WeakSet
@@ -16,9 +17,11 @@ from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
 )
+from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.reducer.groups import parameters_of
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +29,9 @@ log = logging.getLogger(__name__)
 # At the start.
 
 _AVERAGING = {
-    "DistributedDataParallel": "averages gradients too: leave it out, and use the module that it wraps",
+    "DistributedDataParallel": "averages gradients too: leave it out, and use the module that it wraps"
+    " (workers/examples/FROM_DDP.md); or leave DistributedOptimizer out, and run the script with --as-gloo"
+    " (workers/examples/FRAMEWORKS.md)",
     "DeepSpeedEngine": "averages gradients too: leave it out, and use the module that it wraps",
     "FullyShardedDataParallel": "shards parameters over ranks: leave it out",
     "FSDPModule": "shards parameters over ranks: leave out fully_shard",
@@ -40,22 +45,32 @@ _averaging: WeakSet[torch.nn.Module] = WeakSet()
 """Modules around others that exchange gradients on their own."""
 
 
+def _averages(kind: type) -> str:
+    """Returns which class of `_AVERAGING` a module's class is or extends; or an empty string."""
+    return next((one.__name__ for one in kind.__mro__ if one.__name__ in _AVERAGING), "")
+
+
 def _note_registration(module: torch.nn.Module, *_: object) -> None:
     global registrations
     registrations += 1
-    if type(module).__name__ in _AVERAGING:
+    if _averages(type(module)):
         _averaging.add(module)
 
 
 register_module_parameter_registration_hook(_note_registration)
 register_module_module_registration_hook(_note_registration)
+if torch.distributed.is_available() and torch.distributed.is_initialized():
+    # Such modules need a group, so only now there can be some that the script made before it used Hubring.
+    modules = (one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module))
+    _averaging.update(one for one in modules if _averages(type(one)))
 
 
-def check_model(model: object, communicator: Communicator, *, named: bool) -> None:
+def check_model(model: object, optimizer: Optimizer, communicator: Communicator, *, named: bool) -> None:
     """Checks that `model` is a module or None, whose gradients nothing else exchanges or seems to.
 
     Args:
         model: What the script passed.
+        optimizer: Its optimizer.
         communicator: Connects the ranks.
         named: Whether the script passed `named_parameters` too.
 
@@ -73,25 +88,25 @@ def check_model(model: object, communicator: Communicator, *, named: bool) -> No
             "the model and named_parameters both name the parameters: leave named_parameters out; or leave"
             " the model out, if the optimizer has parameters that the model does not have"
         )
-    if model is not None and communicator.size > 1:
-        check_averaging(model)
+    if communicator.size > 1:
+        model = torch.nn.Module() if model is None else model
+        check_averaging(model, parameters_of(optimizer))
         _check_batch_norm(model)
 
 
-def check_averaging(model: torch.nn.Module) -> None:
-    """Checks that nothing in a model or around it exchanges the gradients of its parameters too.
+def check_averaging(model: torch.nn.Module, held: Iterable[Tensor]) -> None:
+    """Checks that nothing in a model, or around it or these parameters, exchanges their gradients too.
 
     Raises:
         ConfigError: Something does.
     """
-    parameters = set(model.parameters()) if _averaging else set()
+    parameters = {*model.parameters(), *held} if _averaging else set()
     around = [one for one in _averaging if not parameters.isdisjoint(one.parameters())]
     for module in (*model.modules(), *around):
-        kind = next((one.__name__ for one in type(module).__mro__ if one.__name__ in _AVERAGING), "")
-        if kind:
+        if kind := _averages(type(module)):
             raise ConfigError(
                 f"the model is in a {kind}, which {_AVERAGING[kind]}. Hubring averages the gradients of whole"
-                " parameters itself"
+                " parameters itself (deploy/SUPPORT.md)"
             )
 
 
@@ -155,7 +170,7 @@ class Untrained:
         if self.looked != registrations:
             self.looked = registrations
             if not self._alone:
-                check_averaging(self._model)
+                check_averaging(self._model, self._exchanged())
             every = self._model.named_parameters()
             self.later = {name: one for name, one in every if one not in self._first}
         if not _with_gradient(self.later):

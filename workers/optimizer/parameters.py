@@ -16,10 +16,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError, HubCannotStep
+from hubring.ps.core.torch_internals import no_dense_tensor, unsaved_buffers
 from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import NamedParameters, make_buckets
-from hubring.workers.buckets.torch_internals import no_dense_tensor
 from hubring.workers.buckets.value_memory import nothing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.hub_optimizer import HubOptimizerState
@@ -152,7 +152,7 @@ class TrainedParameters:
         unsaved = {
             f"{prefix}.{name}".lstrip(".")
             for prefix, module in model.named_modules(remove_duplicate=False)
-            for name in module._non_persistent_buffers_set
+            for name in unsaved_buffers(module)
         }
         return {
             name: one

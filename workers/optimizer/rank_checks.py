@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.torch_internals import is_functorch_tensor, is_traced
 from hubring.ps.optim.hyperparameters import as_number
-from hubring.workers.buckets.torch_internals import is_functorch_tensor, is_traced
 from hubring.workers.buckets.value_memory import BITS
 from hubring.workers.collectives import allgather, broadcast
 from hubring.workers.collectives.agreement import extremes, first_difference, plain_copy, start_extremes

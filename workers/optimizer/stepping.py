@@ -21,9 +21,9 @@ from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import ReduceOp
+from hubring.ps.core.torch_internals import drop_step_hooks, has_step_hooks
 from hubring.ps.optim.hyperparameters import as_number
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.torch_internals import drop_step_hooks, has_step_hooks
 from hubring.workers.collectives import allreduce
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.first_means import any_rank

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.torch_internals import keep_compiler_out
+from hubring.ps.core.torch_internals import keep_compiler_out, share_state_hooks
 
 
 def _of_wrapped(name: str) -> Any:
@@ -40,6 +40,7 @@ class OptimizerWrapper(Optimizer):
     Attributes:
         wrapped: The wrapped optimizer.
         had_state: Whether it had taken steps before it was wrapped.
+        model: The model that it trains, if the script gave one.
 
     Raises:
         ConfigError: The optimizer is already wrapped, or is none of torch's.
@@ -51,22 +52,20 @@ class OptimizerWrapper(Optimizer):
     defaults = _of_wrapped("defaults")
     state = _of_wrapped("state")
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        if not isinstance(optimizer, Optimizer):
+    def __init__(self, optimizer: Optimizer, model: Module | None = None) -> None:
+        if not isinstance(optimizer, Optimizer) or _framework(optimizer):
             raise ConfigError(f"{_kind(optimizer)}, not a torch.optim.Optimizer: {_instead(optimizer)}")
         if isinstance(optimizer, OptimizerWrapper):
             raise ConfigError(
                 f"the optimizer is already a {type(optimizer).__name__}: wrap the torch optimizer once"
             )
-        self.wrapped = optimizer
+        self.wrapped, self.model = optimizer, model
         self._steps_wrapped = False
         _newest[optimizer] = ref(self)
         keep_compiler_out()
         # Optimizer.__init__ would make separate groups; __setstate__ only makes the hooks.
         self.__setstate__({})
-        for name in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
-            hooks = f"_optimizer_{name}_hooks"
-            setattr(self, hooks, getattr(optimizer, hooks))
+        share_state_hooks(self, optimizer)
         # Adagrad has a state, of step 0, from the start.
         self.had_state = any(float(state.get("step", 1)) for state in dict.values(optimizer.state))
 
@@ -171,8 +170,19 @@ def _kind(given: object) -> str:
     return f"the optimizer is a {home}{kind.__qualname__}"
 
 
+def _framework(given: object) -> str:
+    """Returns what to do with the optimizer of a framework that exchanges gradients itself."""
+    home = type(given).__module__.partition(".")[0]
+    return {
+        "accelerate": "leave DistributedOptimizer out, and run the script with --as-gloo",
+        "keras": "use hubring.horovod.keras.DistributedOptimizer",
+    }.get(home, "")
+
+
 def _instead(given: object) -> str:
     """Returns what to write instead."""
+    if framework := _framework(given):
+        return f"{framework} (workers/examples/FRAMEWORKS.md)"
     if isinstance(given, type):
         return f"make one, as in {given.__name__}(model.parameters(), lr=0.1)"
     if isinstance(getattr(given, "optimizer", None), Optimizer):
@@ -183,7 +193,7 @@ def _instead(given: object) -> str:
         return "call DistributedOptimizer(optimizer, model), the optimizer first"
     return (
         "make one from torch.optim, or a subclass of torch.optim.Optimizer; for the optimizer of another"
-        " framework, average the gradients with hubring.grouped_allreduce before it steps"
+        " framework, average the gradients with hubring.grouped_allreduce before it steps (deploy/SUPPORT.md)"
     )
 
 

@@ -28,7 +28,7 @@ class PeerRendezvous:
         host: This worker's address; it uses only the interface with this address, except for NCCL. None: no
             restriction.
         servers: Number of the peer's server processes.
-        backend: Backend of a process group: `gloo` or `nccl`.
+        backend: Backend of a process group: `gloo`, `nccl` or `hubring`.
         timeout: Seconds within which one exchange must finish.
         aggregate: Whether a server only averages, because the script needs the mean.
 
@@ -41,7 +41,7 @@ class PeerRendezvous:
     meet: str
     host: str | None = None
     servers: int = 0
-    backend: Literal["gloo", "nccl"] = "gloo"
+    backend: Literal["gloo", "nccl", "hubring"] = "gloo"
     timeout: float = 300.0
     aggregate: bool = False
 
@@ -50,8 +50,8 @@ class PeerRendezvous:
             raise UsageError(
                 f"--rank {self.rank} of --world-size {self.size}: expected a rank from 0 to {self.size - 1}"
             )
-        if self.backend not in ("gloo", "nccl"):
-            raise UsageError(f"--backend {self.backend}: expected gloo or nccl")
+        if self.backend not in ("gloo", "nccl", "hubring"):
+            raise UsageError(f"--backend {self.backend}: expected gloo, nccl or hubring")
 
     @property
     def init_method(self) -> str:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from subprocess import PIPE
 from typing import Any
@@ -24,7 +25,7 @@ from hubring.ps.core.errors import ConfigError, Preempted
 from hubring.ps.process.child import Child, Children, passing_on
 from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, module_command
 from hubring.ps.process.output import ChildOutput, SharedScreen
-from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, place_variables
+from hubring.workers.launchers.known_launchers import LAUNCHER_VARIABLE, meeting_variables, place_variables
 from hubring.workers.launchers.placement import Placement, detect
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,9 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
         lost.append(error)
         crew.signal(signal.SIGTERM)
 
-    with Children[NodeWorker]() as crew, passing_on(STOP_SIGNALS, crew.signal):
+    with ExitStack() as until_end, Children[NodeWorker]() as crew, passing_on(STOP_SIGNALS, crew.signal):
+        if variables[0]["WORLD_SIZE"] == str(len(variables)):  # else other hosts would not know it
+            given |= until_end.enter_context(meeting_variables(given))
         screen = SharedScreen(sys.stdout.buffer, lose_output)
         for number, place in enumerate(variables):
             crew.add(NodeWorker(f"worker {number}", command, {**given, **place}, screen))

@@ -67,7 +67,7 @@ def run(
 
 def main() -> None:
     """Console entry of `ps-run`."""
-    elsewhere = "set other options of the server and the workers with PS_* variables: PS_TRACE=DIR ps-run ..."
+    elsewhere = "for N GPUs use -np N; set other options with PS_* variables: PS_TRACE=DIR ps-run ..."
     terminal.run(app, "ps-run", elsewhere=elsewhere)
 
 

@@ -15,13 +15,13 @@ from functools import partial
 import torch
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.buckets.torch_internals import (
+from hubring.ps.core.torch_internals import (
     graph_task,
     is_last_gradient_hook,
     is_outermost_backward,
     when_backward_ends,
 )
+from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.reducer.exchange import Exchange
 from hubring.workers.reducer.overlap import Overlap
 

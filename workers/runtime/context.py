@@ -7,11 +7,13 @@ import logging
 import os
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from traceback import format_exception_only
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
 from hubring.ps.client.session import Session
@@ -19,14 +21,16 @@ from hubring.ps.config.environment import environment
 from hubring.ps.config.sources import load_worker
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, HubringError, NonFinite, UsageError
+from hubring.ps.core.packages import TESTED_TORCH, untested_torch
 from hubring.ps.core.standard_streams import flush_outputs
 from hubring.ps.core.trace import Trace
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.observe import logs
 from hubring.ps.security.certificate import load_certificate
-from hubring.workers.audit.audit import Audit
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.runtime import slowdown, topology
+from hubring.workers.runtime.conditions import ConditionWatch
+from hubring.workers.runtime.metric_export import in_any_folder, require_writer
 from hubring.workers.runtime.training_record import FlightRecorder, Record
 from hubring.workers.runtime.worker import Worker, save_parameters
 
@@ -36,6 +40,9 @@ log = logging.getLogger(__name__)
 _current: Worker | None = None
 _result: dict[str, Any] = {}
 _prepared: tuple[WorkerConfig, logs.LogOrigin, str] | None = None
+_watch: ConditionWatch | None = None
+_placement: Placement | None = None
+"""This worker's place, if it is not that of the launcher."""
 
 WorkerMaker = Callable[[WorkerConfig, logs.LogOrigin, Placement], Worker]
 """Makes the worker; the placement is the launcher's."""
@@ -43,16 +50,28 @@ WorkerMaker = Callable[[WorkerConfig, logs.LogOrigin, Placement], Worker]
 _meet: WorkerMaker | None = None
 
 
-def prepare(config: WorkerConfig, origin: logs.LogOrigin, job: str) -> None:
-    """Sets the configuration for `init()`. ps-worker calls it before the script, which may `chdir`."""
-    global _prepared
-    _prepared = _anchored(config), origin, job
+def prepare(
+    config: WorkerConfig, origin: logs.LogOrigin, job: str, placement: Placement | None = None
+) -> None:
+    """Sets the configuration for `init()`. ps-worker calls it before the script, which may `chdir`.
+
+    Without a placement, `init()` reads that of the launcher.
+    """
+    global _prepared, _placement, _watch
+    _prepared, _placement = (_anchored(config), origin, job), placement
+    _watch = None if config.audit is None else ConditionWatch()
+
+
+def is_prepared() -> bool:
+    """Returns whether a launcher of Hubring's has set the configuration."""
+    return _prepared is not None and _placement is None
 
 
 def _anchored(config: WorkerConfig) -> WorkerConfig:
     """Returns settings whose paths hold in any folder."""
     paths = ((name, getattr(config, name)) for name in config.__struct_fields__)
-    return replace(config, **{name: path.absolute() for name, path in paths if isinstance(path, Path)})
+    absolute = {name: path.absolute() for name, path in paths if isinstance(path, Path)}
+    return replace(config, **absolute, report_to=in_any_folder(config.report_to))
 
 
 def make_workers_by(meet: WorkerMaker) -> None:
@@ -70,6 +89,24 @@ def current() -> Worker:
     if _current is None:
         raise UsageError("no worker in this process: call hubring.init() first")
     return _current
+
+
+def count_step(optimizer: object, *_: object) -> None:
+    """Counts a step of an optimizer of the script, to be shown; of several, only the first one's steps.
+
+    Not where an optimizer of Hubring counts. A signal to stop need not wait for the end of such a step.
+    """
+    worker = _current
+    if worker is None or worker.trainers:
+        return
+    if worker.counted() is None:  # its memory is the script's to free
+        worker.counted = weakref.ref(optimizer)
+        worker.record.begin()
+    if optimizer is worker.counted():
+        worker.completed_steps += 1
+        worker.record.step = worker.origin.step = worker.completed_steps
+        if worker.session is not None:
+            worker.session.step = worker.completed_steps
 
 
 def started() -> Worker | None:
@@ -106,6 +143,7 @@ def init(*, aggregate: bool = False) -> Worker:
                 " pass aggregate=True to the first call"
             )
         return _current
+    placement = _placement
     if _prepared is not None:
         config, origin, job = _prepared
     else:
@@ -113,10 +151,13 @@ def init(*, aggregate: bool = False) -> Worker:
         origin, job = logs.configure(config.log_format, logger=logs.OURS), Path(sys.argv[0]).name
     if aggregate and config.topology == "hub":
         config = replace(config, aggregate=True)
-    placement = detect(environment(), config.rank, config.world_size, config.local_rank, socket.gethostname())
+    if placement is None:
+        numbers = config.rank, config.world_size, config.local_rank
+        placement = detect(environment(), *numbers, socket.gethostname())
     if placement.restart:
         log.info("%s restarted this job: restart %d", placement.launcher, placement.restart)
     _check_folders(config)
+    require_writer(config.report_to)
     slowness = None if config.hardship is None else slowdown.read_slowdown(config.hardship)
     if _meet is not None:
         _current = _meet(config, origin, placement)
@@ -125,6 +166,8 @@ def init(*, aggregate: bool = False) -> Worker:
     else:
         _current = _join(config, origin, placement, job)
     _current.job = job
+    if _current.communicator.rank == 0 and (newer := untested_torch(torch.__version__)):
+        log.warning("%s; if something fails: %s", newer, TESTED_TORCH)
     # The calls below can fail; the worker must leave its session then too.
     atexit.register(_leave_at_exit)
     if config.trace is not None:
@@ -135,7 +178,10 @@ def init(*, aggregate: bool = False) -> Worker:
     if slowness is not None:
         _current.emulate(slowness)
     if config.audit is not None:
+        from hubring.workers.audit.audit import Audit  # late: it imports torch's DTensor, which takes 0.5 s
+
         _current.audit = Audit(config.audit, _current.communicator)
+        _current.conditions = _watch
     return _current
 
 
@@ -148,11 +194,13 @@ def shutdown(reason: LeaveReason = LeaveReason.FINISHED, text: str = "") -> None
         HubringError: This worker finished, but its last step or the job failed, the last checkpoint was not
             written, or the server did not report how the job ended.
     """
-    global _current, _result
+    global _current, _result, _prepared, _placement
     if _current is None or _current.pid != os.getpid():
         return
     atexit.unregister(_leave_at_exit)
     worker, _current = _current, None
+    if _placement is not None:  # `prepare` was for this job only
+        _prepared = _placement = None
     try:
         if reason is LeaveReason.FINISHED:
             worker.synchronize()
@@ -165,10 +213,14 @@ def shutdown(reason: LeaveReason = LeaveReason.FINISHED, text: str = "") -> None
         raise
     finally:
         _result = worker.result()
-        for part in (worker.record, worker.audit, worker.saves, worker.recorder):
+        for part in (worker.record, worker.audit, worker.conditions, worker.saves, worker.recorder):
             if part is not None:
                 part.close()
-        _leave(worker, reason, text)
+        try:
+            _leave(worker, reason, text)
+        finally:  # last: W&B's server may take minutes, and the other workers need to know
+            if worker.export is not None and worker.communicator.rank == 0:
+                worker.export.close(finished=reason is LeaveReason.FINISHED)
 
 
 def _leave(worker: Worker, reason: LeaveReason, text: str) -> None:

@@ -23,7 +23,7 @@ class ShardedSampler(Sampler[int]):
     each epoch drops other samples.
 
     On a ring with `--min-workers` the rest of an epoch is dealt again when ranks are lost or enter
-    (`hubring.workers.communicators.ring.samples`), unless `rank` and `size` are given.
+    (`hubring.workers.communicators.ring.healing.samples`), unless `rank` and `size` are given.
 
     Args:
         dataset: Only its length is used. It must be the same on all ranks.
@@ -102,6 +102,11 @@ class ShardedSampler(Sampler[int]):
         if self._samples is not None:
             return self._samples.count(self._skip)
         return self._per_rank - self._skip
+
+    @property
+    def shard(self) -> tuple[int, ...]:
+        """The epoch that was set, whether it shuffles, the rank, the size, and the data set's samples."""
+        return self._epoch, int(self._shuffle), self._rank, self._size, self._length
 
     @property
     def _per_rank(self) -> int:

@@ -92,6 +92,11 @@ class SlowdownSettings(Struct, frozen=True, forbid_unknown_fields=True):
         if self.compute is not None and not self.compute >= 0:
             raise UsageError(f"compute: {self.compute:g} s per step; expected at least 0")
 
+    def __str__(self) -> str:
+        words = [] if self.straggler is None else [str(self.straggler)]
+        words += [] if self.compute is None else [f"compute{1e3 * self.compute:g}ms"]
+        return " ".join(words) or "none"
+
     def lateness(self, rank: int, step: int) -> float:
         """Returns the extra seconds of a rank's step; steps count from 0."""
         straggler = self.straggler
@@ -127,6 +132,7 @@ class Slowdown:
 
     Attributes:
         seconds: Seconds slept so far.
+        slowness: The delays.
     """
 
     def __init__(
@@ -139,7 +145,7 @@ class Slowdown:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.seconds = 0.0
-        self._slowness, self._rank = slowness, rank
+        self.slowness, self._rank = slowness, rank
         self._waited = waited
         self._clock = clock
         self._sleep = sleep
@@ -175,13 +181,13 @@ class Slowdown:
     def _sleep_for(self, elements: int) -> None:
         with self._lock:
             if not self._there:
-                extra = self._slowness.lateness(self._rank, self._step)
+                extra = self.slowness.lateness(self._rank, self._step)
                 self._began += extra
                 self._rest(extra)
             self._there += elements
             if self._there <= self._elements:
                 part = FORWARD_SHARE + (1 - FORWARD_SHARE) * self._there / self._elements
-                self._rest(self._began + part * (self._slowness.compute or 0.0) - self._computed())
+                self._rest(self._began + part * (self.slowness.compute or 0.0) - self._computed())
 
     def _rest(self, seconds: float) -> None:
         if seconds > 0:

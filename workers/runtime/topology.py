@@ -25,14 +25,14 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
-from hubring.workers.communicators.ring.generations import RingMeeting
 from hubring.workers.communicators.ring.group import RingStore
-from hubring.workers.communicators.ring.healing_ring import HealingRing
+from hubring.workers.communicators.ring.healing.generations import RingMeeting
+from hubring.workers.communicators.ring.healing.healing_ring import HealingRing
 from hubring.workers.launchers.placement import Placement
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _HOST = torch.device("cpu")
-"""Where Gloo exchanges; gradients of a model on a GPU are copied there."""
+"""Where shared memory and Gloo exchange; gradients of a model on a GPU are copied there."""
 
 
 class DeviceChoice(NamedTuple):
@@ -43,7 +43,7 @@ class DeviceChoice(NamedTuple):
 
 
 def choose_device(
-    backend: str, accelerator: str, placement: Placement, environment: Mapping[str, str]
+    backend: str | None, accelerator: str, placement: Placement, environment: Mapping[str, str]
 ) -> DeviceChoice:
     """Chooses this worker's device among the visible GPUs.
 
@@ -168,7 +168,6 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
     host = server if is_loopback(server) else towards(server)  # works without a route to other networks
     if config.min_workers is not None:
         return _healing_ring(config, session, device, host)
-    log.info("rank %d of %d, ring over %s", session.sender.rank, session.size, config.backend)
     communicator = AllreduceCommunicator(
         session.sender.rank,
         session.size,
@@ -194,8 +193,8 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
         timeout=config.timeout,
     )
     communicator = HealingRing(meeting, late=session.late, size=session.ring_size, timeout=config.timeout)
-    place = communicator.rank, communicator.size, config.backend, config.min_workers
-    log.info("rank %d of %d, ring over %s that continues with at least %d workers", *place)
+    place = communicator.rank, communicator.size, config.min_workers
+    log.info("rank %d of %d, ring that continues with at least %d workers", *place)
     session.on_ring = lambda broken, newcomers: communicator.hear(broken, newcomers=newcomers)
     session.on_failure(communicator.fail)
     return communicator

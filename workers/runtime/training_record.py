@@ -170,6 +170,21 @@ class FlightRecorder:
         self._trace.span(f"bucket {bucket}", "exchange", began, ended)
 
 
+def own_parameters(trainer: Any) -> Mapping[str, Tensor]:
+    """Returns an optimizer's parameters after the last step; where they are divided, only this rank's parts.
+
+    Other ranks need not call it, so it must not gather.
+    """
+    shards = getattr(trainer, "shards", None)
+    if shards is not None:
+        from hubring.workers.audit.sample import local  # late, as the audit itself
+
+        return {name: local(part) for name, part in shards.items()}
+    trainer.settle()
+    parameters: Mapping[str, Tensor] = trainer.named_parameters
+    return parameters
+
+
 def check_finite(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: int) -> None:
     """Checks that all parameters are finite.
 

@@ -10,27 +10,30 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from hubring.ps.client.session import Session
 from hubring.ps.config.environment import take
 from hubring.ps.config.worker import WorkerConfig
-from hubring.ps.core.counters import usage
+from hubring.ps.core.counters import gpu_use, usage
 from hubring.ps.core.errors import Preempted
 from hubring.ps.job import telemetry
 from hubring.ps.job.telemetry import Telemetry
 from hubring.ps.observe import logs
-from hubring.workers.audit.audit import Audit
-from hubring.workers.audit.sample import local
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.launchers.known_launchers import PROGRESS_VARIABLE
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import training_record
+from hubring.workers.runtime.conditions import ConditionWatch
+from hubring.workers.runtime.metric_export import MetricExport
 from hubring.workers.runtime.progress_line import ProgressLine
 from hubring.workers.runtime.slowdown import Slowdown, SlowdownSettings
 from hubring.workers.runtime.training_record import FlightRecorder, Record, what_waits
+
+if TYPE_CHECKING:
+    from hubring.workers.audit.audit import Audit
 
 
 class Trainer(Protocol):
@@ -113,6 +116,8 @@ class Worker:
     notice: bool = False
     """The signal was a scheduler's notice (SIGUSR1), which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
+    counted: Callable[[], object] = lambda: None
+    """Returns the script's optimizer whose steps `context.count_step` counts, while there is one."""
     device_types: set[str] = field(default_factory=set)
     """Where the trained parameters are: `cpu`, `cuda`."""
     saves: Saves | None = None
@@ -120,16 +125,21 @@ class Worker:
     """Gives workers that enter a ring the state of these optimizers. All members call it."""
     recorder: FlightRecorder | None = None
     progress_line: ProgressLine | None = None
+    export: MetricExport | None = None
     hardship: Slowdown | None = None
     """Makes this worker slow in an experiment."""
     audit: Audit | None = None
     """Records steps for the gate of a comparison."""
+    conditions: ConditionWatch | None = None
+    """Records under which conditions they are taken."""
     nonfinite_reports: int = 0
     """Number of consecutive reports with a value that is not finite."""
     pid: int = field(default_factory=os.getpid)
     """The process that joined. A forked child (a DataLoader's, for example) must not leave the job."""
 
     def __post_init__(self) -> None:
+        if self.config.report_to is not None:
+            self.export = MetricExport(self.config.report_to)
         if self.session is not None:
             self.session.telemetry = self._telemetry
         if file := take(PROGRESS_VARIABLE):  # not for jobs that the script starts
@@ -182,6 +192,8 @@ class Worker:
         self.completed_steps = self.record.step = self.origin.step = step
         if self.audit is not None:
             self.audit.step_completed()
+            if self.conditions is not None:
+                self.conditions.step_completed(self.audit.evaluations)
         if not self.stepped:
             self.resumed_at = step - 1
         now = time.monotonic()
@@ -264,13 +276,17 @@ class Worker:
             NonFinite: A metric and a parameter are NaN or infinite: training has diverged.
         """
         self.record.report(metrics, self._exposed, self._hidden)
-        values = [self.record.latest[name] for name in metrics]
-        nonfinite = any(isinstance(value, float) and not isfinite(value) for value in values)
+        reported = {name: self.record.latest[name] for name in metrics}
+        if self.export is not None and self.communicator.rank == 0:
+            self.export.write(self.completed_steps, reported, self.record.samples, time.monotonic())
+        nonfinite = any(isinstance(value, float) and not isfinite(value) for value in reported.values())
         self.nonfinite_reports = self.nonfinite_reports + 1 if nonfinite else 0
         # A metric may stay NaN while training is healthy. So check after 1, 2, 4, 8... such reports.
         if self.nonfinite_reports.bit_count() == 1:
             training_record.check_finite(
-                map(_own_parameters, self.trainers), self.communicator.rank, self.completed_steps
+                map(training_record.own_parameters, self.trainers),
+                self.communicator.rank,
+                self.completed_steps,
             )
         loss = self.record.latest.get("loss")
         if self.session is not None and isinstance(loss, (int, float)):
@@ -280,9 +296,8 @@ class Worker:
         """Returns what the next heartbeat carries. The heartbeat's thread calls it once per second."""
         reported, used = self.record.latest.copy(), usage()
         if self.progress_line is not None:
-            with suppress(
-                OSError, OverflowError
-            ):  # a full disk, or endless training: the server needs the rest
+            # A full disk, or endless training, must not keep the rest from the server.
+            with suppress(OSError, OverflowError):
                 self.progress_line.note(self.completed_steps, self.record.samples, reported, time.monotonic())
         waits = {} if self.session is None else what_waits(self.session.waiting, self.communicator)
         rates = (group.get("lr") for trainer in self.trainers[:1] for group in trainer.param_groups[:1])
@@ -290,9 +305,11 @@ class Worker:
             metrics=telemetry.shown([*(("lr", rate) for rate in rates), *reported.items()]),
             samples=self.record.samples,
             progress=telemetry.reported_progress(reported, self.completed_steps),
+            total_steps=telemetry.reported_total(reported),
             cpu_seconds=used.cpu_ns / 1e9,
             memory_bytes=used.memory_bytes,
             gpu_bytes=used.gpu_bytes,
+            gpu_use=gpu_use(),
             **waits,
         )
 
@@ -322,11 +339,15 @@ class Worker:
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
         used = usage()
-        parts = {"emulated": self.hardship, "audit": self.audit}
+        parts, conditions = {"emulated": self.hardship, "audit": self.audit}, {}
+        if self.conditions is not None:
+            ahead = any(trainer.ahead for trainer in self.trainers)
+            conditions = {"conditions": self.conditions.report(self.hardship, self.audit, ahead=ahead)}
         return {
             "rank": self.communicator.rank,
             "size": self.communicator.size,
             "topology": self.communicator.topology,
+            "backend": self.communicator.backend,
             "mode": self.session.mode if self.session and self.communicator.topology == "hub" else "",
             "device": ", ".join(sorted(self.device_types)),
             "steps": self.completed_steps,
@@ -349,6 +370,7 @@ class Worker:
                 "gpu_bytes": used.gpu_bytes,
             },
             **{name: {"seconds": round(part.seconds, 6)} for name, part in parts.items() if part is not None},
+            **conditions,
             **({} if self.communicator.members is None else self.communicator.members.report()),
         }
 
@@ -356,18 +378,6 @@ class Worker:
 def _in_json(value: Any) -> Any:
     """Returns `"nan"`, `"inf"` or `"-inf"` for a number that JSON does not have."""
     return str(value) if isinstance(value, float) and not isfinite(value) else value
-
-
-def _own_parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Returns the parameters after the last step; where they are divided, only this rank's parts.
-
-    Other ranks need not call it, so it must not gather.
-    """
-    shards: dict[str, torch.Tensor] | None = getattr(trainer, "shards", None)
-    if shards is not None:
-        return {name: local(part) for name, part in shards.items()}
-    trainer.settle()
-    return trainer.named_parameters
 
 
 def save_parameters(path: Path, trainers: list[Trainer]) -> None:

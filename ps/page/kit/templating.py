@@ -30,7 +30,7 @@ _BREAK_AT_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]}))\s*\n\s*|\s*\n\s*(?=<|{[%#]|$)
 _UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s)\b)")
 """A number and its unit; a no-break space joins them."""
 
-_HYPHENATED = re.compile(r"\w+(?:-\w+)+")
+_HYPHENATED = re.compile(r"(?:--)?\w+(?:-\w+)+")
 
 _FILTERS = ("duration", "grouped", "loss", "number", "percent", "share", "size")
 """Functions of `figures` that templates can use as filters."""

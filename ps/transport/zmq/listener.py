@@ -3,8 +3,7 @@
 It lets in clients that know its password, before ZeroMQ accepts a message of them. ZeroMQ asks this process
 about each new connection over its own protocol, ZAP (https://rfc.zeromq.org/spec/27). The mechanism is PLAIN,
 which shows a sniffer all. So the user name is a nonce, and the password made from the nonce and the
-listener's secret: it opens one connection. With CURVE a client proves by its knowledge of the listener's
-public key, which only admitted workers get, that it may connect.
+listener's secret: it opens one connection.
 
 Law: only peers with the secret are admitted, since ZeroMQ limits no connection whose handshake has ended.
 """
@@ -14,6 +13,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,20 +22,20 @@ import zmq
 
 from hubring.ps.core.bounds import Rejections
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.security.access import ShardKey, ShardLock
+from hubring.ps.security.access import NO_KEY_NEEDED, ShardKey, ShardLock
 from hubring.ps.transport.base import DamagedHeader, Envelope, Message, ReturnPath
 from hubring.ps.transport.host import bracketed, numeric, reachable
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.polling import Bell, poller
-from hubring.ps.transport.zmq.newcomers import BEFORE_CURVE_READY, BEFORE_READY, Newcomers
+from hubring.ps.transport.zmq.newcomers import Newcomers
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     LINGER_MS,
     MAX_FIRST_PART,
     MAX_PARTS,
-    NAME_BYTES,
     NOW,
     NOW_AND_MORE,
+    PROOF,
     QUESTION,
     SCHEME,
     UNIX,
@@ -73,13 +73,12 @@ class ZmqListener:
         here = place if self._unix else numeric(place)
         self._reply_routes: dict[bytes, bytes] = {}
         """For workers with a separate reply connection: its routing id, by that of the request connection."""
-        self._data_key = b"" if lock is None else lock.key.data_key
-        self._checksums = Seal()
+        self._key = NO_KEY_NEEDED if lock is None else lock.key
         self._seals: dict[bytes, Seal] = {}
-        """With a key, what seals the messages of each connection, by the name of that for requests.
+        """With a key for data, what seals the messages of each lane, by its routing id.
 
-        Only connections that have sent a message with the key have a place. None is forgotten, because its
-        requests could then be sent again.
+        Only lanes that have sent a message with the key have a place. None is forgotten, because its
+        requests could then be sent again. There are at most MOST_PASSWORDS.
         """
         self._numbers = itertools.count()
         self._outboxes: dict[bytes, Outbox[Message]] = {}
@@ -89,11 +88,7 @@ class ZmqListener:
         self._router.ipv6 = ":" in here
         self._handshakes: Handshakes | None = None
         self._newcomers: Newcomers | None = None
-        if lock is not None and lock.curve is not None:
-            private, public = lock.curve
-            self._router.curve_secretkey, self._router.curve_publickey = private.encode(), public.encode()
-            self._router.curve_server = True
-        elif lock is not None:
+        if lock is not None:
             self._handshakes = Handshakes(self._sockets, self._router, lock.key, rejections)
         self._bell = Bell()
         asked = [] if self._handshakes is None else [self._handshakes.descriptor]
@@ -110,8 +105,7 @@ class ZmqListener:
         if self._unix:
             return
         port = self.address.rpartition(":")[2]
-        before_ready = BEFORE_CURVE_READY if lock is not None and lock.curve else BEFORE_READY
-        self._newcomers = Newcomers(self._router, int(port), rejections, before_ready)
+        self._newcomers = Newcomers(self._router, int(port), rejections)
         self.address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
 
     def receive(self) -> list[Envelope]:
@@ -130,18 +124,19 @@ class ZmqListener:
             elif len(frames[0]) > MAX_FIRST_PART:
                 text = f"dropped a ZeroMQ message with a header of {len(frames[0])} bytes; the maximum is"
                 self._rejections.add("header", log, f"{text} {MAX_FIRST_PART}")
-            elif len(frames) == 1 and not frames[0]:
-                self._add_reply_route(sender.bytes)
             elif len(frames) == 1 and frames[0].bytes == QUESTION:
                 self._router.send(sender.bytes, NOW_AND_MORE)
-                self._router.send(self._seal(sender.bytes).seal(Message(b"")), NOW)
+                self._router.send(self._seal(sender.bytes).seal(PROOF)[0], NOW)
             else:
                 route = sender.bytes
                 seal = self._seal(route)
                 message = _message(frames, seal)
-                if self._data_key and not message.damage:  # its requests may not count again
-                    self._seals[route[:NAME_BYTES]] = seal
-                envelopes.append(Envelope(message, self._reply_routes.get(route, route)))
+                if self._key.data_key and not message.damage:  # its requests may not count again
+                    self._seals[route] = seal
+                if message == PROOF:
+                    self._add_reply_route(route)
+                else:
+                    envelopes.append(Envelope(message, self._reply_routes.get(route, route)))
         self.flush()
         return envelopes
 
@@ -152,15 +147,8 @@ class ZmqListener:
         self._reply_routes[route.removesuffix(FOR_REPLIES)] = route
 
     def _seal(self, route: bytes) -> Seal:
-        """Returns what seals the messages of the connection with this routing id."""
-        if not self._data_key:
-            return self._checksums
-        name = route[:NAME_BYTES]
-        if name in self._seals:
-            return self._seals[name]
-        from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
-
-        return KeyedSeal(self._data_key, name, serves=True, numbers=self._numbers)
+        """Returns what seals the messages of the lane with this routing id."""
+        return self._seals.get(route) or seal_of(self._key, route, self._numbers, serves=True)
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         if message.payload is not None and not stable:
@@ -187,6 +175,15 @@ class ZmqListener:
             self._sockets.close(self._router)
             if self._unix:
                 self._unix.unlink(missing_ok=True)
+
+
+def seal_of(key: ShardKey, lane: bytes, numbers: Iterator[int], *, serves: bool) -> Seal:
+    """Returns what seals the messages of one end of a lane; see `KeyedSeal`."""
+    if not key.data_key:
+        return Seal()
+    from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
+
+    return KeyedSeal(key, lane, numbers, serves=serves)
 
 
 def _message(frames: list[zmq.Frame], seal: Seal) -> Message:

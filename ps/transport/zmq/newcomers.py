@@ -40,9 +40,6 @@ MOST = 256
 BEFORE_READY = 64 + 12
 """Bytes that are sent at most before READY: the greeting, and ERROR or WELCOME (rfc.zeromq.org/spec/37)."""
 
-BEFORE_CURVE_READY = 64 + 170
-"""The same with CURVE, whose WELCOME is longer, and answers any HELLO, even one that a sniffer repeats."""
-
 RELEASE_SECONDS = 5.0
 """How long after a stranger that sent too much the memory that it filled goes back to the kernel."""
 
@@ -82,16 +79,12 @@ class Newcomers:
         router: Listens; it has no other monitor.
         port: The port that it listens on.
         rejections: Counts the connections that are closed here.
-        before_ready: Bytes that the ROUTER sends at most before READY.
     """
 
-    def __init__(
-        self, router: zmq.Socket[bytes], port: int, rejections: Rejections, before_ready: int
-    ) -> None:
+    def __init__(self, router: zmq.Socket[bytes], port: int, rejections: Rejections) -> None:
         self._router = router
         self._port = port
         self._rejections = rejections
-        self._before_ready = before_ready
         self._held: dict[int, _Newcomer] = {}
         """By ZeroMQ's descriptor, oldest first."""
         self._numbers: dict[int, int] = {}
@@ -210,7 +203,7 @@ class Newcomers:
         newcomer = self._held[number]
         seen = counts(newcomer.line)
         self._kernel_counts |= seen.sent > 0
-        if seen.sent > self._before_ready:
+        if seen.sent > BEFORE_READY:
             self._members.add(number)
             self._forget(number)
         elif seen.closed:

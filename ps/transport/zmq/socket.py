@@ -1,6 +1,6 @@
 """The ZeroMQ sockets of one process, how messages pass through them, and what the kernel counts of them.
 
-Each message has a seal: checksums here, or the one of `keyed_seal`.
+Each message has a seal: checksums here, or the one of `keyed_seal` over TCP.
 
 ZeroMQ's own queues are first in, first out, and a ROUTER drops messages when a queue is full. So messages
 wait by reference in one `Outbox` per connection. ZeroMQ gets a few slices at a time: when it releases a
@@ -29,7 +29,7 @@ from hubring.ps.transport.base import (
     opened,
     sealed,
 )
-from hubring.ps.transport.mapping import copy, plain_memory
+from hubring.ps.transport.mapping import copy, unset_memory
 from hubring.ps.transport.outbox import Outbox
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -70,17 +70,17 @@ class Seal:
     Without a key it finds damage, but no forgery.
     """
 
-    def seal(self, message: Message) -> bytes:
-        """Returns the message's first part; the payload follows as it is."""
-        return sealed(message)
+    def seal(self, message: Message) -> tuple[bytes, memoryview | None]:
+        """Returns the message's first part, and the payload as it travels."""
+        return sealed(message), message.payload
 
-    def open(self, first: bytes, payload: memoryview | None) -> Message:
-        """Returns the message of a first part and a payload.
+    def open(self, first: bytes, parts: list[memoryview]) -> Message:
+        """Returns the message of a first part and those of its payload, which it may change.
 
         Raises:
             DamagedHeader: Nothing in the message can be trusted.
         """
-        return opened(first, payload)
+        return opened(first, joined(parts))
 
 
 SCHEME, UNIX = "tcp://", "ipc://"
@@ -92,7 +92,13 @@ FOR_REPLIES = b"<"
 """Suffix of a reply connection's routing id. The rest is the request connection's id."""
 
 QUESTION = b"?"
-"""A message that asks a listener with a key for its proof: an empty message under the connection's seal."""
+"""A message without a seal that asks a listener for its `PROOF`."""
+
+PROOF = Message(b"")
+"""An empty message whose seal proves its sender: a listener's answer, or the first on a reply connection.
+
+Without the seal, a stranger who took a password could direct a worker's replies elsewhere.
+"""
 
 HEARTBEAT_MS = 3_000
 SILENCE_MS = 12_000
@@ -102,16 +108,13 @@ HANDSHAKE_MS = 5_000
 """How long a new connection has for ZeroMQ's handshake."""
 
 HANDSHAKE_RECEIVED = 16 << 10
-"""Bytes that a client may send before its handshake ends. PLAIN takes 190, and CURVE 567."""
+"""Bytes that a client may send before its handshake ends. PLAIN takes 190."""
 
 PART_BYTES = 4 << 20
 """Maximum bytes of a part of a message, and so of what a connection can fill before its handshake ends.
 
 The largest slice that is sent in one part, and thus received without a copy, has so many bytes.
 """
-
-FRAME_BYTES = PART_BYTES + 64
-"""Maximum bytes of a part as it travels: CURVE adds 33."""
 
 MAX_PARTS = 2 + MAX_PAYLOAD // PART_BYTES
 """Maximum parts of a message as a ROUTER receives it: routing id, header, and those of the payload."""
@@ -183,7 +186,7 @@ class Sockets:
             0  # a ROUTER at its limit drops messages and does not report free space; outboxes limit instead
         )
         socket.rcvhwm = READ_AHEAD_MESSAGES
-        socket.maxmsgsize = FRAME_BYTES
+        socket.maxmsgsize = PART_BYTES
         socket.rcvbuf = READ_AHEAD_LOCAL if is_loopback(host) else READ_AHEAD
         socket.handshake_ivl = HANDSHAKE_MS
         socket.heartbeat_ivl = HEARTBEAT_MS
@@ -218,7 +221,7 @@ def transmit(
 
 def pass_to_zmq(message: Message, outbox: Outbox[Message], socket: zmq.Socket[bytes], seal: Seal) -> None:
     """Passes a message from an outbox to ZeroMQ."""
-    header, payload = seal.seal(message), message.payload
+    header, payload = seal.seal(message)
     if payload is None:
         socket.send(header, NOW)
         return
@@ -252,12 +255,14 @@ def message_of(frames: list[zmq.Frame], seal: Seal) -> Message:
     """
     if len(frames) >= MAX_PARTS:
         raise DamagedHeader(f"a message has {len(frames)} parts or more; the maximum is {MAX_PARTS - 1}")
-    parts = [frame.buffer for frame in frames[1:]]
-    return seal.open(frames[0].bytes, _joined(parts) if len(parts) > 1 else next(iter(parts), None))
+    return seal.open(frames[0].bytes, [frame.buffer for frame in frames[1:]])
 
 
-def _joined(parts: list[memoryview]) -> memoryview:
-    payload, filled = plain_memory(sum(part.nbytes for part in parts)), 0
+def joined(parts: list[memoryview]) -> memoryview | None:
+    """Returns the payload of these parts; that of one part is the part itself."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    payload, filled = unset_memory(sum(part.nbytes for part in parts)), 0
     for part in parts:
         copy(part, payload[filled : filled + part.nbytes])
         filled += part.nbytes

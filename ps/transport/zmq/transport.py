@@ -1,8 +1,9 @@
 """ZeroMQ over TCP: the transport between hosts. ZeroMQ's own threads move the bytes.
 
 A worker's DEALER exchanges multipart messages with a shard's ROUTER: a header, then the payload if there is
-one. Neither end copies a payload: frames are sent from the caller's memory, and received payloads stay in
-ZeroMQ's memory. A worker of one shard has a second DEALER for replies, which first announces itself.
+one. Neither end copies a payload: frames are sent from the caller's memory unless they are encrypted, and
+received payloads stay in ZeroMQ's memory. A worker of one shard has a second DEALER for replies, which first
+sends a proof.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from hubring.ps.transport.mapping import Arena, plain_memory
 from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.polling import Bell, poller
 from hubring.ps.transport.window import Window, Windows
-from hubring.ps.transport.zmq.listener import FULL, ZmqListener
+from hubring.ps.transport.zmq.listener import FULL, ZmqListener, seal_of
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     HANDSHAKE_RECEIVED,
     LINGER_MS,
     NAME_BYTES,
     NOW,
+    PROOF,
     QUESTION,
     SCHEME,
-    Seal,
     Sockets,
     counts,
     descriptor_of,
@@ -57,9 +58,6 @@ _PROOF_LOOK_MS = 2
 """How often a worker looks at what a peer has sent before its proof."""
 
 _NONCE_BYTES = 16
-
-_ANNOUNCEMENT = b""
-"""The message that announces a reply connection: an empty header without payload."""
 
 _BROKEN = (
     zmq.EVENT_CLOSED
@@ -136,12 +134,6 @@ class ZmqConnection:
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
         # ZeroMQ's own routing ids begin with a zero.
         name = secrets.token_bytes(NAME_BYTES).replace(b"\0", b"\1")
-        self._seal = Seal()
-        self._keyed = bool(key.data_key)
-        if self._keyed:
-            from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
-
-            self._seal = KeyedSeal(key.data_key, name, serves=False, numbers=itertools.count())
         self._lanes = [_Lane(sockets, address, name, key)]
         if apart:
             self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES, key))
@@ -159,12 +151,12 @@ class ZmqConnection:
         for lane in self._lanes:  # one by one: ZeroMQ assigns each to the thread with the fewest connections
             if not lane.connect(deadline):
                 raise ServerUnreachable(f"no ZeroMQ handshake with {self._address} within {timeout:g} s")
-            if self._keyed and not lane.prove(self._seal, deadline):
+            if lane.proves and not lane.prove(deadline):
                 raise ServerUnreachable(
                     f"{self._address} did not prove within {timeout:.1f} s that it is the shard"
                 )
         for lane in self._lanes[1:]:
-            lane.dealer.send(_ANNOUNCEMENT, NOW)
+            lane.dealer.send(lane.seal.seal(PROOF)[0], NOW)
         self._bell.ring()  # a monitor that was not read to its end signals no more events
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
@@ -175,7 +167,7 @@ class ZmqConnection:
     def flush(self) -> None:
         requests = self._lanes[0]
         while not requests.lost and (message := self._outbox.take()) is not None:
-            pass_to_zmq(message, self._outbox, requests.dealer, self._seal)
+            pass_to_zmq(message, self._outbox, requests.dealer, requests.seal)
         if any(has_message(lane.dealer) for lane in self._lanes):
             self._bell.ring()
 
@@ -186,7 +178,7 @@ class ZmqConnection:
         messages: list[Message] = []
         try:
             for lane in self._lanes:
-                messages.extend(message_of(frames, self._seal) for frames in receive(lane.dealer))
+                messages.extend(message_of(frames, lane.seal) for frames in receive(lane.dealer))
         except DamagedHeader as error:  # which request it answers is unknown
             lost = str(error)
         self.flush()
@@ -234,14 +226,12 @@ class _Lane:
         self._address = address
         self.lost = ""
         """How the lane ended, as a clause; empty while it is open."""
+        self.seal = seal_of(key, name, itertools.count(), serves=False)
         host = address.removeprefix(SCHEME).rpartition(":")[0].strip("[]")
         self.dealer = sockets.open(zmq.DEALER, host)
         self.dealer.routing_id = name
         self.dealer.ipv6 = "[" in address
-        if key.curve:  # any client key will do: only admitted workers have the shard's public key
-            self.dealer.curve_publickey, self.dealer.curve_secretkey = zmq.curve_keypair()
-            self.dealer.curve_serverkey = key.curve.encode()
-        elif key.access.secret:
+        if key.access.secret:
             nonce = secrets.token_hex(_NONCE_BYTES).encode()
             self.dealer.plain_username, self.dealer.plain_password = nonce, key.password(nonce)
         self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
@@ -250,7 +240,7 @@ class _Lane:
         )
         self._line: socket.socket | None = None
         """Another descriptor of the connection, until the peer has proved to be the shard."""
-        self._proves = bool(key.data_key)
+        self.proves = bool(key.data_key)
         self.descriptors = descriptor_of(self.dealer), descriptor_of(self._monitor)
 
     def connect(self, deadline: float) -> bool:
@@ -268,7 +258,7 @@ class _Lane:
             if message["event"] != zmq.EVENT_CONNECTED:
                 self._check_handshake(zmq.Event(message["event"]), message["value"])
                 return True
-            if self._proves:
+            if self.proves:
                 with contextlib.suppress(OSError):  # the connection has ended
                     self._line = duplicate(message["value"])
         return False
@@ -283,7 +273,7 @@ class _Lane:
         if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
             raise ServerUnreachable(f"no process listens at {self._address} ({event.name})")
 
-    def prove(self, seal: Seal, deadline: float) -> bool:
+    def prove(self, deadline: float) -> bool:
         """Returns whether the peer answers a question with the key of the seal before `deadline`.
 
         Nothing else is sent before: a process that took the port of a dead shard would read gradients. It may
@@ -304,19 +294,19 @@ class _Lane:
                 break
             if time.monotonic() > deadline:
                 return False
-        if not self._has_proof(seal):
+        if not self._has_proof():
             raise ServerUnreachable(
                 f"{self._address} is not the shard's any more: the process there does not know its key"
             )
         self._close_line()
         return True
 
-    def _has_proof(self, seal: Seal) -> bool:
-        """Returns whether the peer sent one message with the seal, which is empty."""
+    def _has_proof(self) -> bool:
+        """Returns whether the peer sent `PROOF` and no more."""
         messages = list(receive(self.dealer))
         try:
-            return len(messages) == len(messages[0]) == 1 and message_of(messages[0], seal).header == b""
-        except (DamagedHeader, IndexError):
+            return len(messages) == 1 and message_of(messages[0], self.seal) == PROOF
+        except DamagedHeader:
             return False
 
     def look_for_loss(self) -> None:

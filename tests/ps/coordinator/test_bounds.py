@@ -20,7 +20,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.core.types import MAX_WORLD_SIZE, PROTOCOL, BucketSpec, TensorSpec
 from hubring.ps.job import control_messages
 from hubring.ps.job.control_messages import MAX_ADDRESSES, PARAMETER_CHARACTERS, SHARD_TOKEN
-from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, shard_token
+from tests.support.fakes.coordinator import CONTEXT, Hub, Refused, in_training, shard_token
 
 RED = "\x1b[31m"
 
@@ -116,8 +116,7 @@ def shaped(*shape: int) -> BucketSpec:
     ],
 )
 async def test_names_and_shapes_in_buckets_are_bounded(bucket: BucketSpec, reason: str, says: str) -> None:
-    hub = Hub()
-    worker, _ = await hub.started()
+    hub, worker, _ = await in_training()
     reply = await hub.plan(worker, bucket)
     assert f"use {'at most 64 dimensions, none negative, and at most' if says else ''}" in reply.refused
     assert says in reply.refused
@@ -128,8 +127,7 @@ async def test_names_and_shapes_in_buckets_are_bounded(bucket: BucketSpec, reaso
 
 async def test_the_parameters_of_a_model_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_messages, "MAX_PARAMETERS", 2)
-    hub = Hub()
-    worker, _ = await hub.started()
+    hub, worker, _ = await in_training()
     for count in (2, 3):
         tensors = tuple(TensorSpec(str(number), (4,)) for number in range(count))
         reply = await hub.plan(worker, BucketSpec(0, "float32", "SGD", tensors))
@@ -217,8 +215,7 @@ async def test_the_board_holds_a_bounded_number_of_bytes(
     [("k" * (regroup_service.KEY_BYTES + 1), "v"), ("k", "ü" * (regroup_service.VALUE_BYTES // 2 + 1))],
 )
 async def test_keys_and_values_are_bounded(key: str, value: str) -> None:
-    hub = Hub()
-    worker, _ = await hub.started()
+    hub, worker, _ = await in_training()
     request = pb.RendezvousRequest(rank=worker.rank, incarnation=worker.incarnation, key=key, value=value)
     with pytest.raises(Refused, match="publish at most"):
         await hub.control.Rendezvous(request, CONTEXT)

@@ -13,7 +13,7 @@ from hubring.ps.coordinator.checkpoints import CheckpointSchedule
 from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.errors import ConfigError
 from tests.support.fakes.clock import FakeTime
-from tests.support.fakes.coordinator import Hub
+from tests.support.fakes.coordinator import in_training
 
 
 async def never(*_: object) -> tuple[Path, int]:
@@ -63,8 +63,7 @@ async def test_a_bug_in_a_background_checkpoint_is_raised(
 
 
 async def test_a_save_that_a_takeover_interrupted_is_made_again(tmp_path: Path) -> None:
-    hub = Hub(checkpoint_dir=tmp_path)
-    first, second = await hub.started()
+    hub, first, second = await in_training(checkpoint_dir=tmp_path)
     for place in (first, second):
         await hub.plan(place)
         await hub.beat(place, step=1)

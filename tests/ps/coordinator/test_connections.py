@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from hubring.ps.job.membership import RETURN_SECONDS
-from tests.support.fakes.coordinator import Hub, disconnect, opened, shard_token, worker_token
+from tests.support.fakes.coordinator import Hub, disconnect, in_training, opened, shard_token, worker_token
 
 
 async def test_a_shard_that_disconnects_ends_the_job_unless_it_is_heard_of() -> None:
@@ -36,8 +36,7 @@ async def test_only_the_end_of_the_newest_connection_counts(token: str) -> None:
         now = hub.time.now()
         return len(hub.coordinator.job.expire(now)) + bool(hub.fleet.silent(now))
 
-    hub = Hub(lease=1000.0)
-    await hub.started()
+    hub, *_ = await in_training(lease=1000.0)
     older = asyncio.create_task(opened(hub, token))
     await asyncio.sleep(0)
     newer = asyncio.create_task(opened(hub, token))
@@ -59,8 +58,7 @@ async def test_a_process_that_joins_as_its_connection_ends_has_only_seconds() ->
     joined = await hub.join("a")
     hub.fleet.shards[0].heard = hub.time.now()
     await hub.beat(joined)
-    hub.time.advance(RETURN_SECONDS + 0.1)
-    await hub.coordinator.tick()
+    await hub.tick_after(RETURN_SECONDS + 0.1)
     assert not hub.coordinator.job.members
     assert hub.fleet.silent(hub.time.now()) == hub.fleet.shards
 
@@ -75,7 +73,6 @@ async def test_a_job_does_not_begin_with_a_worker_whose_connection_closed() -> N
     await hub.join("c")
     assert len(hub.coordinator.job.members) == 3
     assert not hub.coordinator.job.started
-    hub.time.advance(RETURN_SECONDS + 0.1)
-    await hub.coordinator.tick()
+    await hub.tick_after(RETURN_SECONDS + 0.1)
     assert (await hub.join("d")).rank == 0
     assert hub.coordinator.job.started

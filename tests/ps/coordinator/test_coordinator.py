@@ -15,7 +15,7 @@ from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.shard_fleet import ShardSilent
 from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.job.membership import JOIN_SECONDS
-from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, checkpointed
+from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, checkpointed, in_training
 
 
 async def test_waiting_workers_are_notified_when_the_last_worker_joins(
@@ -53,8 +53,7 @@ async def test_a_start_that_came_to_nothing_neither_ends_the_server_nor_forgets_
     await hub.shard()
     lonely = await hub.join("a", job="other.py")
     assert lonely.state == pb.JoinReply.WAITING
-    hub.time.advance(JOIN_SECONDS + 1.0)
-    await hub.coordinator.tick()
+    await hub.tick_after(JOIN_SECONDS + 1.0)
     assert not hub.coordinator.done.is_set()
     joined = await asyncio.gather(hub.join("b"), hub.join("c"))
     assert min(reply.incarnation for reply in joined) > lonely.incarnation
@@ -103,13 +102,11 @@ async def test_the_hub_answers_while_a_broken_off_jobs_checkpoint_is_read(
 
 
 async def test_leases_run_while_a_checkpoint_waits_for_its_step(tmp_path: Path) -> None:
-    hub = Hub(lease=5.0, checkpoint_dir=tmp_path, checkpoint_every=1.0)
-    first, second = await hub.started()
+    hub, first, second = await in_training(lease=5.0, checkpoint_dir=tmp_path, checkpoint_every=1.0)
     await hub.plan(first)
     for each in (first, second):
         await hub.beat(each, step=1)
-    hub.time.advance(2.0)
-    await hub.coordinator.tick()
+    await hub.tick_after(2.0)
     assert await hub.fleet.saves.get() == 1
     hub.time.advance(4.0)
     await hub.beat(first)
@@ -142,8 +139,7 @@ async def test_the_last_checkpoint_has_the_step_of_the_slowest_key(
 
 
 async def test_a_view_that_a_leave_did_not_bring_about_is_brought_by_the_next_tick() -> None:
-    hub = Hub()
-    first, second = await hub.started()
+    hub, first, second = await in_training()
     async with hub.fleet._view_lock:  # the shards are slow, and the caller loses patience
         leaving = asyncio.create_task(hub.leave(first))
         await asyncio.sleep(0)
@@ -156,8 +152,7 @@ async def test_a_view_that_a_leave_did_not_bring_about_is_brought_by_the_next_ti
 async def test_a_late_worker_is_refused_by_a_hub_that_holds_no_parameters(optimizer: str) -> None:
     aggregate = BucketSpec(0, "float32", "", BUCKET.tensors)
 
-    hub = Hub()
-    first, second = await hub.started()
+    hub, first, second = await in_training()
     assert not (await hub.plan(first, aggregate)).refused
     await hub.leave(second, "FAILED")
     (lost,) = (await hub.beat(first)).news
@@ -174,8 +169,7 @@ async def test_a_checkpoints_cuts_are_kept_unless_others_are_asked_for(tmp_path:
     slices = (Slice(0, 0, 0, 3, 0), Slice(1, 0, 3, 1, 1))
     checkpointed(tmp_path, slices)
 
-    hub = Hub(checkpoint_dir=tmp_path, slice_bytes=None)
-    first, _ = await hub.started()
+    hub, first, _ = await in_training(checkpoint_dir=tmp_path, slice_bytes=None)
     reply = await hub.plan(first)
     assert not reply.undecided
     assert [(piece.offset, piece.numel, piece.shard) for piece in reply.slices] == [(0, 3, 0), (3, 1, 0)]
@@ -194,8 +188,7 @@ async def test_a_late_rank_0_gives_its_parameters_lest_nobody_has() -> None:
 
 
 async def test_a_shard_that_registers_again_after_the_start_keeps_its_number() -> None:
-    hub = Hub()
-    await hub.started()
+    hub, *_ = await in_training()
     again = await hub.shard()
     assert (again.shard, again.lease_seconds > 0) == (0, True)
 
@@ -204,8 +197,7 @@ async def test_a_shard_that_stays_silent_is_reported_with_one_fix(monkeypatch: p
     async def silent() -> None:
         raise ShardSilent("shard 0 does not answer (UNAVAILABLE: gone)")
 
-    hub = Hub()
-    await hub.started()
+    hub, *_ = await in_training()
     monkeypatch.setattr(hub.coordinator, "_check", silent)
     await hub.coordinator.tick()
     text = str(hub.coordinator.failure)

@@ -81,8 +81,7 @@ async def test_before_the_start_a_shard_goes_with_its_worker_and_another_takes_i
     hub = Colocated()
     gone = await hub.summoned("a")
     await hub.shard("shard of a", gone.incarnation)
-    hub.time.advance(JOIN_SECONDS + 1.0)
-    await hub.coordinator.tick()
+    await hub.tick_after(JOIN_SECONDS + 1.0)
     assert await hub.told_to_stop("shard of a")
     assert "has left" in (await hub.shard("late shard of a", gone.incarnation)).refused
     ready = await hub.brought("b", "c")

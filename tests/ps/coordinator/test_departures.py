@@ -12,7 +12,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.core.types import INCARNATION_BYTES, incarnation_from_wire
-from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed
+from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, checkpointed, in_training
 
 
 async def seated(hub: Hub) -> list[pb.JoinReply]:
@@ -41,8 +41,7 @@ async def test_a_finished_worker_hears_of_the_end_once_the_last_checkpoint_is_wr
 
 
 async def test_a_worker_that_finished_before_the_job_failed_fails_too() -> None:
-    hub = Hub(mode="asp")
-    first, second = await hub.started()
+    hub, first, second = await in_training(mode="asp")
     await hub.leave(first)
     await hub.leave(second, "DIVERGED")
     await hub.coordinator.tick()
@@ -51,12 +50,10 @@ async def test_a_worker_that_finished_before_the_job_failed_fails_too() -> None:
 
 @pytest.mark.parametrize("over", [False, True])
 async def test_a_worker_that_lost_its_place_before_it_left_is_refused(over: bool) -> None:
-    hub = Hub(lease=5.0)
-    first, second = await hub.started()
+    hub, first, second = await in_training(lease=5.0)
     hub.time.advance(4.0)
     await hub.beat(second)
-    hub.time.advance(4.0)
-    await hub.coordinator.tick()
+    await hub.tick_after(4.0)
     if over:
         await hub.leave(second)
         await hub.coordinator.tick()
@@ -67,12 +64,10 @@ async def test_a_worker_that_lost_its_place_before_it_left_is_refused(over: bool
 
 @pytest.mark.parametrize("once", [True, False])
 async def test_a_worker_that_wakes_late_learns_how_its_job_ended(once: bool) -> None:
-    hub = Hub(lease=5.0, once=once)
-    first, second = await hub.started()
+    hub, first, second = await in_training(lease=5.0, once=once)
     hub.time.advance(4.0)
     await hub.beat(first)
-    hub.time.advance(4.0)
-    await hub.coordinator.tick()
+    await hub.tick_after(4.0)
     await hub.leave(first)
     await hub.coordinator.tick()
     woken = await hub.beat(second)
@@ -100,8 +95,7 @@ async def test_a_replacement_that_comes_too_late_is_told_that_the_job_is_over() 
 async def test_a_server_waits_until_the_finished_workers_know_the_verdict(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hub = Hub(once=True)
-    first, second = await hub.started()
+    hub, first, second = await in_training(once=True)
     monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.0)  # the server waits longer
     for joined in (first, second):
         await hub.leave(joined)

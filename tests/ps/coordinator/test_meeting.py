@@ -15,8 +15,7 @@ def ranks(reply: pb.RegroupReply) -> list[int]:
 
 
 async def test_a_member_whose_connection_closed_is_lost_as_soon_as_the_others_meet() -> None:
-    hub = Hub(workers=3)
-    one, two, three = await ring(hub, 3)
+    hub, (one, two, three) = await ring(3)
     await vanish(hub, two)
     await hub.coordinator.tick()
     assert len(hub.coordinator.job.members) == 3  # perhaps only its connection is lost
@@ -30,8 +29,7 @@ async def test_a_member_whose_connection_closed_is_lost_as_soon_as_the_others_me
 
 
 async def test_a_member_whose_connection_closed_keeps_its_grace_while_newcomers_are_let_in() -> None:
-    hub = Hub(workers=3)
-    one, two, three = await ring(hub, 3)
+    hub, (one, two, three) = await ring(3)
     await vanish(hub, two)
     for member in (one, three):
         assert (await regroup(hub, member, 1, wait=0.0)).generation == 0
@@ -43,8 +41,7 @@ async def test_a_member_whose_connection_closed_keeps_its_grace_while_newcomers_
 
 
 async def test_a_member_that_is_connected_is_waited_for() -> None:
-    hub = Hub()
-    one, two = await ring(hub)
+    hub, (one, two) = await ring()
     waiting = await regroup(hub, one, 1, boundary=False, wait=0.0)
     assert waiting.generation == 0
     assert (await hub.beat(two)).broken == 1
@@ -58,8 +55,7 @@ async def test_a_member_that_is_connected_is_waited_for() -> None:
 
 
 async def test_a_newcomer_enters_at_the_boundary_and_ranks_are_kept() -> None:
-    hub = Hub()
-    one, two = await ring(hub)
+    hub, (one, two) = await ring()
     assert await hub.leave(one, "FAILED")
     assert ranks(await regroup(hub, two, 1, boundary=False)) == [two.rank]
     joiner = await hub.join("joiner", topology="ring", min_workers=1)
@@ -74,8 +70,7 @@ async def test_a_newcomer_enters_at_the_boundary_and_ranks_are_kept() -> None:
 
 
 async def test_newcomers_alone_fail_the_job() -> None:
-    hub = Hub()
-    one, two = await ring(hub)
+    hub, (one, two) = await ring()
     await hub.leave(one, "FAILED")
     joiner = await hub.join("joiner", topology="ring", min_workers=1)
     await hub.leave(two, "FAILED")
@@ -84,8 +79,7 @@ async def test_newcomers_alone_fail_the_job() -> None:
 
 
 async def test_a_newcomer_that_comes_too_late_is_told_and_the_job_has_not_failed() -> None:
-    hub = Hub(workers=3)
-    one, two, three = await ring(hub, 3)
+    hub, (one, two, three) = await ring(3)
     await hub.leave(one, "FAILED")
     joiner = await hub.join("joiner", topology="ring", min_workers=1)
     for member in (two, three):
@@ -115,8 +109,7 @@ async def test_a_ring_that_does_not_heal_has_no_meetings() -> None:
 
 
 async def test_neither_a_lost_newcomer_nor_a_member_that_finished_is_waited_for() -> None:
-    hub = Hub(workers=3)
-    one, two, three = await ring(hub, 3)
+    hub, (one, two, three) = await ring(3)
     await hub.leave(one, "FAILED")
     await asyncio.gather(*(regroup(hub, member, 1, boundary=False) for member in (two, three)))
     joiner = await hub.join("joiner", topology="ring", min_workers=1)

@@ -51,8 +51,7 @@ async def test_a_worker_waits_until_killed_workers_are_given_up(topology: str, s
     early = await hub.join("c", job=script, topology=topology)
     assert early.state == pb.JoinReply.WAITING
     assert "it has 4 s to return" in early.text
-    hub.time.advance(RETURN_SECONDS + 0.1)
-    await hub.coordinator.tick()
+    await hub.tick_after(RETURN_SECONDS + 0.1)
     await begins(hub, topology)
 
 

@@ -22,7 +22,7 @@ from hubring.ps.core.errors import JobFailed
 from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
 from hubring.ps.job import control_messages
 from hubring.ps.job.sharding import MAX_SLICES
-from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, Refused
+from tests.support.fakes.coordinator import BUCKET, LIMIT, Hub, Refused, in_training
 
 
 async def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen() -> None:
@@ -56,8 +56,7 @@ async def test_slices_lie_on_as_many_shards_as_the_workers_ask_for(wanted: int, 
 
 
 async def test_a_late_worker_waits_until_the_slice_size_is_chosen() -> None:
-    hub = Hub(slice_bytes=None)
-    first, second = await hub.started()
+    hub, first, second = await in_training(slice_bytes=None)
     await hub.leave(second)
     late = await hub.join("c")
     assert late.late
@@ -69,8 +68,7 @@ async def test_a_late_worker_waits_until_the_slice_size_is_chosen() -> None:
 
 
 async def test_a_worker_that_left_can_no_longer_change_the_plan() -> None:
-    hub = Hub(slice_bytes=None)
-    first, _ = await hub.started()
+    hub, first, _ = await in_training(slice_bytes=None)
     hub.fleet.may_plan.clear()
     trial = asyncio.create_task(hub.plan(first, slice_bytes=8, trial=True))
     while not hub.fleet.planning:
@@ -85,8 +83,7 @@ async def test_a_worker_that_left_can_no_longer_change_the_plan() -> None:
 
 
 async def test_the_next_jobs_plan_waits_for_the_last_jobs() -> None:
-    hub = Hub()
-    both = await hub.started()
+    hub, *both = await in_training()
     hub.fleet.may_plan.clear()
     old = asyncio.create_task(hub.plan(both[0]))
     while not hub.fleet.planning:
@@ -107,8 +104,7 @@ async def test_a_late_worker_is_no_member_until_the_first_step_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hubring.ps.coordinator.joining.PATIENCE", 0.0)
-    hub = Hub(slice_bytes=None)
-    first, second = await hub.started()
+    hub, first, second = await in_training(slice_bytes=None)
     await hub.plan(first)
     await hub.leave(second)
     late = await hub.join("c")
@@ -126,8 +122,7 @@ async def test_a_late_worker_is_no_member_until_the_first_step_has_ended(
 
 
 async def test_a_late_worker_gets_the_default_if_no_chooser_is_left() -> None:
-    hub = Hub(slice_bytes=None)
-    first, second = await hub.started()
+    hub, first, second = await in_training(slice_bytes=None)
     await hub.plan(first)
     await hub.leave(second, "FAILED")
     late = await hub.join("c", rank=second.rank)
@@ -139,8 +134,7 @@ async def test_a_late_worker_gets_the_default_if_no_chooser_is_left() -> None:
 async def test_models_are_compared_before_sizes_are_tried() -> None:
     other = BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (5,)),))
 
-    hub = Hub(slice_bytes=None)
-    first, second = await hub.started()
+    hub, first, second = await in_training(slice_bytes=None)
     assert (await hub.plan(first)).undecided
     assert "expected weight [4] float32, got weight [5] float32" in (await hub.plan(second, other)).refused
     await hub.coordinator.tick()
@@ -148,8 +142,7 @@ async def test_models_are_compared_before_sizes_are_tried() -> None:
 
 
 async def test_a_late_worker_gets_the_failure_of_a_job_without_slices() -> None:
-    hub = Hub(slice_bytes=None)
-    first, second = await hub.started()
+    hub, first, second = await in_training(slice_bytes=None)
     await hub.leave(second)
     late = await hub.join("c")
     hub.coordinator.job.fail(JobFailed("beyond help"))
@@ -161,8 +154,7 @@ MORE = BucketSpec(1, "float32", "SGD", (TensorSpec("head", (6,)),))
 
 
 async def test_buckets_join_the_job_once_at_the_step_of_the_others() -> None:
-    hub = Hub(slice_bytes=8)
-    both = await hub.started()
+    hub, *both = await in_training(slice_bytes=8)
     for joined in both:
         assert len((await hub.plan(joined)).slices) == 2
     hub.fleet.versions[0] = 7
@@ -187,15 +179,13 @@ async def test_buckets_join_the_job_once_at_the_step_of_the_others() -> None:
     ],
 )
 async def test_buckets_that_cannot_join_are_refused(bucket: BucketSpec, says: str) -> None:
-    hub = Hub()
-    first, _ = await hub.started()
+    hub, first, _ = await in_training()
     await hub.plan(first)
     assert says in (await hub.plan(first, bucket)).refused
 
 
 async def test_workers_whose_joining_buckets_differ_fail_the_job() -> None:
-    hub = Hub()
-    first, second = await hub.started()
+    hub, first, second = await in_training()
     for joined in (first, second):
         await hub.plan(joined)
     await hub.plan(first, MORE)
@@ -211,8 +201,7 @@ async def test_a_restored_job_gets_the_saved_values_when_its_script_adds_the_gro
     manifest = Manifest("train.py", "bsp", 9, 5, (BUCKET, MORE), slices, (), joined=(1, 1))
     path = checkpoint_folder.publish(folder, manifest)
 
-    hub = Hub(checkpoint_dir=tmp_path)
-    both = await hub.started()
+    hub, *both = await in_training(checkpoint_dir=tmp_path)
     for joined in both:
         reply = await hub.plan(joined)
         assert [piece.key for piece in reply.slices] == [0]
@@ -259,8 +248,7 @@ def held(monkeypatch: pytest.MonkeyPatch, work: str) -> tuple[Event, Event]:
 async def test_a_heartbeat_is_answered_while_a_plan_is_made(
     monkeypatch: pytest.MonkeyPatch, work: str, call: Callable[[Hub, pb.JoinReply], Awaitable[pb.PlanReply]]
 ) -> None:
-    hub = Hub(slice_bytes=None if call is TRY else 64)
-    first, second = await hub.started()
+    hub, first, second = await in_training(slice_bytes=None if call is TRY else 64)
     begun, may_end = held(monkeypatch, work)
     planning = asyncio.ensure_future(call(hub, first))
     while not begun.is_set():
@@ -274,8 +262,7 @@ async def test_a_heartbeat_is_answered_while_a_plan_is_made(
 async def test_the_plan_of_a_worker_that_leaves_meanwhile_goes_to_no_shard(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[Hub, pb.JoinReply], Awaitable[pb.PlanReply]]
 ) -> None:
-    hub = Hub(slice_bytes=None if call is TRY else 64)
-    first, _ = await hub.started()
+    hub, first, _ = await in_training(slice_bytes=None if call is TRY else 64)
     begun, may_end = held(monkeypatch, "agreed_model.make_plan")
     planning = asyncio.ensure_future(call(hub, first))
     while not begun.is_set():
@@ -303,8 +290,7 @@ async def test_the_slices_are_put_into_messages_once_for_all_workers(monkeypatch
 async def test_too_many_slices_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch, numel: int, slice_bytes: int, count: int
 ) -> None:
-    hub = Hub(slice_bytes=None)
-    first, _ = await hub.started()
+    hub, first, _ = await in_training(slice_bytes=None)
     bucket = BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (numel,)),))
     with monkeypatch.context() as patch:
         patch.setattr(agreed_model, "make_plan", None)
@@ -319,8 +305,7 @@ async def test_too_many_slices_are_refused_before_they_are_made(
 
 async def test_slices_that_join_a_job_count_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreed_model, "MAX_SLICES", 4)
-    hub = Hub(slice_bytes=8)
-    first, _ = await hub.started()
+    hub, first, _ = await in_training(slice_bytes=8)
     assert len((await hub.plan(first)).slices) == 2
     assert "into 5 slices, but a job has at most 4" in (await hub.plan(first, MORE)).refused
 

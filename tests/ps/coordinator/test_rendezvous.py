@@ -18,8 +18,7 @@ async def ask(hub: Hub, member: pb.JoinReply, **fields: Any) -> pb.RendezvousRep
 
 
 async def test_a_key_is_read_with_its_folder() -> None:
-    hub = Hub()
-    one, two = await ring(hub)
+    hub, (one, two) = await ring()
     for key in ("ring.1/0/0", "ring.1/0/1", "ring.1/1/0", "ring.1/0", "ring.10/0/0", "alone"):
         assert (await ask(hub, one, key=key, value=f"of {key}")).value
     reply = await ask(hub, two, key="ring.1/0/0", wait_seconds=5)
@@ -31,8 +30,7 @@ async def test_a_key_is_read_with_its_folder() -> None:
 async def test_a_reply_holds_a_part_of_a_large_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regroup_service, "FOLDER_BYTES", 20)
 
-    hub = Hub()
-    one, two = await ring(hub)
+    hub, (one, two) = await ring()
     for name in "abcd":
         await ask(hub, one, key=f"f/{name}", value="12345")
     for name in "abcd":
@@ -43,8 +41,7 @@ async def test_a_reply_holds_a_part_of_a_large_folder(monkeypatch: pytest.Monkey
 async def test_a_forgotten_folder_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regroup_service, "RANK_KEYS", 3)
 
-    hub = Hub()
-    one, two = await ring(hub)
+    hub, (one, two) = await ring()
     await ask(hub, one, key="kept", value="v")
     for generation in range(5):
         for name in ("listener/0", "0/0"):
@@ -55,8 +52,7 @@ async def test_a_forgotten_folder_takes_no_room(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_members_stop_waiting_for_one_that_is_lost() -> None:
-    hub = Hub(workers=3)
-    one, two, three = await ring(hub, 3)
+    hub, (one, two, three) = await ring(3)
     await vanish(hub, three)
     assert not (await ask(hub, one, key="ring.1/0/2", generation=1)).broken  # it may come back
     waiting = [
@@ -64,8 +60,7 @@ async def test_members_stop_waiting_for_one_that_is_lost() -> None:
         for member in (one, two)
     ]
     await asyncio.sleep(0)
-    hub.time.advance(10.0)
-    await hub.coordinator.tick()
+    await hub.tick_after(10.0)
     assert [(reply.value, reply.broken) for reply in await asyncio.gather(*waiting)] == [("", True)] * 2
     await asyncio.gather(*(regroup(hub, member, 1) for member in (one, two)))
     assert (await ask(hub, one, key="ring.1/0/2", generation=1)).broken

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.usefixtures("impatient")
 
 async def lose(hub: Hub, joined: pb.JoinReply) -> None:
     await vanish(hub, joined)
-    hub.time.advance(RETURN_SECONDS + 0.1)
-    await hub.coordinator.tick()
+    await hub.tick_after(RETURN_SECONDS + 0.1)
 
 
 async def one_lost(**settings: object) -> tuple[Hub, pb.JoinReply]:

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from tests.support.fakes.coordinator import Hub
+from tests.support.fakes.coordinator import Hub, in_training
 
 
 async def test_the_status_contains_each_workers_telemetry() -> None:
-    hub = Hub()
-    first, _ = await hub.started()
+    hub, first, _ = await in_training()
     for seconds in range(5):
         sent = pb.Telemetry(
             metrics={"accuracy": 0.5},
@@ -21,12 +20,15 @@ async def test_the_status_contains_each_workers_telemetry() -> None:
             cpu_ns=3_000_000_000,
             memory_bytes=1 << 28,
             gpu_bytes=1 << 30,
+            gpu_use=0.5,
+            total_steps=900,
         )
         await hub.beat(first, step=seconds, telemetry=sent)
         hub.time.advance(1.0)
     told, other = (await hub.reporter.status())["workers"]
     assert told["metrics"] == {"accuracy": 0.5}
     assert (told["samples"], told["samples_per_second"]) == (500, 100.0)
+    assert (told["gpu_use"], told["total_steps"]) == (0.5, 900)
     assert (told["cpu_seconds"], told["memory_bytes"], told["gpu_bytes"]) == (3.0, 1 << 28, 1 << 30)
     assert (other["metrics"], other["samples"], other["samples_per_second"]) == ({}, 0, 0.0)
 
@@ -48,6 +50,29 @@ async def test_the_slowest_worker_that_reports_progress_counts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "topology", "steps"),
+    [
+        ({}, "hub", [40, 39]),
+        ({}, "ring", [40, 39]),
+        ({"mode": "asp"}, "hub", [40, 7]),
+        ({"mode": "backup", "backup": 1}, "hub", [40, 7]),
+    ],
+)
+async def test_workers_that_step_together_are_at_most_one_step_apart_however_old_a_report_is(
+    settings: dict[str, Any], topology: str, steps: list[int]
+) -> None:
+    hub = Hub(**settings)
+    await hub.shard()
+    joined = await asyncio.gather(*(hub.join(token, topology=topology) for token in "ab"))
+    first, second = sorted(joined, key=lambda each: each.rank)
+    await hub.beat(second, step=7)
+    await hub.beat(first, step=40)
+    report = hub.reporter.report([])
+    assert [row["step"] for row in report["workers"]] == steps
+    assert report["step"] == steps[1]
+
+
+@pytest.mark.parametrize(
     ("settings", "topology", "replaced"),
     [({}, "hub", ["1"]), ({"on_loss": "wait"}, "hub", []), ({}, "ring", [])],
 )
@@ -62,8 +87,7 @@ async def test_a_lost_worker_comes_with_the_command_that_replaces_it(
     hub.time.advance(4.0)
     await hub.beat(one[0])
     await hub.leave(one[2])
-    hub.time.advance(4.0)
-    await hub.coordinator.tick()
+    await hub.tick_after(4.0)
     found = hub.reporter.report([])["replace"]
     assert list(found) == replaced, "rank 2 has finished"
     assert set(found.values()) <= {"ps-worker --server 127.0.0.1:5577 --rank 1 train.py"}

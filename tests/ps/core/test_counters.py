@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hubring.ps.core.counters import usage
+from hubring.ps.core.counters import gpu_use, usage
 
 
 def test_memory_follows_what_the_process_holds_and_its_peak_stays() -> None:
@@ -34,3 +34,19 @@ def test_gpu_memory_is_that_of_all_gpus_once_one_is_used(
     )
     monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
     assert usage().gpu_bytes == held
+
+
+def test_gpu_use_is_the_mean_of_the_gpus_that_the_process_holds_memory_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        device_count=lambda: 3,
+        memory_reserved=lambda index: index and 100,
+        utilization=lambda index: 40 * index,
+    )
+    assert gpu_use() is None, "there is no GPU"
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    assert gpu_use() == pytest.approx(0.6)
+    del cuda.utilization  # torch raises if nvidia-ml-py is not installed
+    assert gpu_use() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -51,7 +52,29 @@ def test_a_package_that_is_installed_nowhere_else_hides_nothing(
     assert packages.hidden_by(folder) == ""
 
 
+def test_a_folder_of_that_name_is_no_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "wandb").mkdir()  # W&B itself writes there
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert packages.missing("wandb").startswith("wandb is not installed")
+
+
 def test_packages_are_among_what_is_installed() -> None:
     installed = {name.partition(">")[0] for name in PROJECT["dependencies"]}
     named = {"google": "protobuf", "grpc": "grpcio", "zmq": "pyzmq"}
     assert {named.get(name, name) for name in packages.PACKAGES} <= installed
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"),
+    [("2.13.0+cpu", False), ("2.14.9", False), ("2.15.0a0+git1", True), ("2.15.0", True), ("3.0.0", True)],
+)
+def test_a_release_of_torch_above_the_newest_tested_one_is_named(version: str, warned: bool) -> None:
+    text = packages.untested_torch(version)
+    assert text.startswith(f"torch {version} is newer than torch {packages.NEWEST_TORCH}") == warned
+    assert bool(text) == warned
+
+
+def test_the_newest_tested_release_is_the_one_that_ci_runs() -> None:
+    newest = max(re.findall(r"TORCH=(\d+\.\d+)", (ROOT / ".ci/run").read_text()))
+    assert newest == packages.NEWEST_TORCH

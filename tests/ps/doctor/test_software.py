@@ -27,6 +27,7 @@ CASES = [
     fails(
         software.judge_torch("2.13.0", "AVX2", False, TORCH), "a wrong product of two", "--force-reinstall"
     ),
+    warns(software.judge_torch("9.0", "AVX2", True, TORCH), "9.0 is newer than torch 2", "'torch==2."),
     fine(software.judge_threads(1, 0.5), "1 on 0.5 core(s)"),
     warns(software.judge_threads(16, 2.5), "16 threads on 2.5 core(s)", "export OMP_NUM_THREADS=2"),
     fine(only(software.judge_settings({}, "", [])), "no PS_* variable is set"),

@@ -60,10 +60,10 @@ def test_telemetry_that_cannot_be_sent_is_left_out_and_logged_once(caplog: pytes
 
 def test_a_peer_cannot_send_more_or_other_than_that() -> None:
     metrics = {f"{number:02}" + "x" * 1000: 1.0 for number in range(50)} | {"0": math.nan}
-    found = from_proto(pb.Telemetry(metrics=metrics, progress=math.inf))
+    found = from_proto(pb.Telemetry(metrics=metrics, progress=math.inf, gpu_use=2.0))
     assert len(found.metrics) == MOST_METRICS
     assert {len(name) for name in found.metrics} == {LONGEST_METRIC_NAME}
-    assert found.progress is None
+    assert (found.progress, found.gpu_use) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY, HubHealth, probe
 from hubring.ps.transport.grpc.channel import open_async_channel, open_channel
-from tests.support.fakes.coordinator import Hub
+from tests.support.fakes.coordinator import Hub, in_training
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -45,8 +45,7 @@ async def test_a_silent_shard_takes_data_away() -> None:
 
 
 async def test_a_failed_job_takes_nobody_in_until_the_next_one() -> None:
-    hub = Hub(on_loss="wait")
-    first, second = await hub.started()
+    hub, first, second = await in_training(on_loss="wait")
     await hub.leave(first, "FAILED")
     troubles = hub.reporter.troubles()
     assert troubles == {**FINE, DATA: troubles[READY], READY: troubles[READY]}

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hubring.protos import control_pb2 as pb
 from hubring.ps.observe import metrics
 from hubring.ps.observe.metrics import METRICS, STALENESS_BUCKETS
-from tests.support.fakes.coordinator import Hub
+from tests.support.fakes.coordinator import Hub, in_training
 
 PAGE = Path(__file__).parents[3] / "deploy" / "METRICS.md"
 
@@ -40,8 +40,7 @@ async def told(hub: Hub) -> dict[str, Any]:
 
 async def busy() -> Hub:
     """A job of two workers on one shard, in full swing."""
-    hub = Hub()
-    first, second = await hub.started()
+    hub, first, second = await in_training()
     sent = pb.Telemetry(
         metrics={"accuracy": 0.5}, progress=0.5, samples=64, cpu_ns=7_000_000_000, memory_bytes=1 << 29
     )
@@ -158,8 +157,7 @@ async def test_a_worker_that_left_is_not_exported_as_a_straggler() -> None:
 
 
 async def test_steps_are_left_out_until_one_is_told_lest_a_resumed_job_seem_to_leap() -> None:
-    hub = Hub()
-    first, second = await hub.started()
+    hub, first, second = await in_training(mode="asp")
     await hub.beat(first, step=500)
     report = await told(hub)
     assert series(report, "ps_worker_steps_total") == {(str(first.rank),): 500}

@@ -95,6 +95,14 @@ def test_workers_on_other_hosts_need_a_copy() -> None:
     assert said.count("ps-worker --server here:5555 --token-file COPY") == 2
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "node1"])
+def test_commands_on_this_host_name_the_file_of_tokens_that_the_user_chose(host: str) -> None:
+    said = banner_of(ServerConfig(host=host, token_file=Path("hub.tokens")))
+    assert "  status    ps-server status here:5555 --token-file hub.tokens\n" in said
+    copy = "hub.tokens" if host == "127.0.0.1" else "COPY"
+    assert said.count(f"ps-worker --server here:5555 --token-file {copy}") == 2
+
+
 def test_plain_data_is_announced_where_it_counts() -> None:
     line = "data      gradients over ZeroMQ are not encrypted (--plain-data)"
     assert line in banner_of(ServerConfig(host="node1", plain_data=True))

@@ -6,12 +6,14 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from llvmlite.binding import FeatureMap
 from torch import Tensor
 
 from hubring.ps.core.errors import NonFinite
@@ -57,27 +59,34 @@ def gradients(count: int, numel: int = ODD) -> list[Tensor]:
     return [random(numel, seed) for seed in range(count)]
 
 
-@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "finite"),
+    [(torch.float32, True), (torch.float32, False), (torch.bfloat16, True), (torch.float16, True)],
+    ids=str,
+)
 @pytest.mark.parametrize(("name", "options", "count"), CASES)
 def test_a_step_in_one_pass_is_torchs_bit_by_bit(
-    name: str, options: dict[str, Any], count: int, finite: bool
+    name: str, options: dict[str, Any], count: int, dtype: torch.dtype, finite: bool
 ) -> None:
     torch_options = options_of(name, options)
-    made = one_pass(name, KERNELS[name], count, torch_options, finite=finite)
+    writes = None if dtype is torch.float32 else dtype
+    made = one_pass(name, KERNELS[name], count, torch_options, finite=finite, reads=dtype, writes=writes)
     assert made is not None, (
         "a processor on which torch rounds otherwise: its kernels serve, but nothing is gained"
     )
-    values, given = torch.ones(ODD), gradients(count)
+    values, given = torch.ones(ODD), [gradient.to(dtype) for gradient in gradients(count)]
     state: State = {}
     divisor = torch.tensor(float(count))
     KERNELS[name]([values], [summed(given, torch.empty(ODD)).clone()], [state], torch_options, divisor)
     own, own_state = values.clone(), {key: tensor.clone() for key, tensor in state.items()}
     assert made.fits(own, own_state)
+    rounded = own.to(writes) if writes else None
     for _ in range(3):
         KERNELS[name]([values], [summed(given, torch.empty(ODD)).clone()], [state], torch_options, divisor)
-        elements = made(own, given, count, own_state, torch_options)
-        assert elements == pytest.approx(float(torch.stack(given).sum()) if finite else 0.0, abs=1e-3)
+        elements = made(own, given, count, own_state, torch_options, rounded)
+        assert elements == pytest.approx(float(torch.stack(given).float().sum()) if finite else 0.0, abs=1e-3)
     assert torch.equal(own, values)
+    assert rounded is None or torch.equal(rounded, own.to(dtype))
     assert own_state.keys() == state.keys()
     assert all(torch.equal(own_state[key], state[key]) for key in state)
 
@@ -126,6 +135,17 @@ def test_steps_outside_the_fused_pass_are_left_to_torch(options: dict[str, Any],
     assert one_pass("Adam", KERNELS["Adam"], count, options_of("Adam", options), finite=True) is None
 
 
+def test_float16_is_left_to_torch_where_the_processor_does_not_convert_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: FeatureMap(f16c=False))
+    options = options_of("SGD", {})
+    made = partial(one_pass, "SGD", KERNELS["SGD"], 2, options, finite=True)
+    assert made(reads=torch.float16, writes=torch.float16) is None
+    assert made(reads=torch.float32, writes=torch.float16) is None
+    assert made(reads=torch.bfloat16, writes=torch.bfloat16) is not None
+
+
 def test_a_loop_that_rounds_otherwise_than_torch_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,7 +192,7 @@ if ctypes.CDLL(None).prctl(PR_SET_MDWE, 1, 0, 0, 0):
     raise SystemExit(77)
 from hubring.ps.optim.block_optimizers import optimizer_for
 from hubring.ps.optim.sums import WORTH, loops_work
-optimizer = optimizer_for("SGD", torch.float32, finite=True)
+optimizer = optimizer_for("SGD", finite=True)
 values, scratch = torch.ones(WORTH), torch.empty(WORTH)
 hyper = dict(lr=0.5, momentum=0.5, dampening=0.0, weight_decay=0.0, nesterov=0.0, maximize=0.0)
 for _ in range(2):

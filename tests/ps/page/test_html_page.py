@@ -49,7 +49,7 @@ SCENES: Mapping[str, Snapshot] = {
     "no job": snapshot(
         count=0, job="", state="waiting for the first worker", started=False, world_size=0, step=0
     ),
-    "ring": snapshot(topology="ring"),
+    "ring": snapshot(shard(0, keys=0), topology="ring"),
     "failed": snapshot(
         shard(0, error="shard 0 does not answer"), failure="shard 0 is gone", state="failed: x"
     ),
@@ -191,6 +191,7 @@ def test_a_hubs_picture_links_every_worker_with_every_shard() -> None:
 
 def test_a_rings_picture_links_every_worker_with_the_next() -> None:
     node = by_id(tree(SCENES["ring"]), "picture")
+    assert not list(node.all("rect")), "the server's shards take no part"
     for rank in range(4):
         here, there = (by_id(node, f"node-{each % 4}") for each in (rank, rank + 1))
         begin, end = re.findall(r"^M([\d. ]+)A.* ([\d.]+ [\d.]+)$", here.one("path").attributes["d"])[0]
@@ -230,32 +231,44 @@ def test_every_metric_has_a_curve_with_its_values_and_a_column() -> None:
     ]
     node = by_id(tree(snapshot(samples=samples)), "course")
     titles = [each.text for each in node.all("figcaption")]
-    assert titles[2:] == ["Samples per second, all workers together: 64", "lr: 0.03333"]
+    assert titles[2:] == ["Samples per second, in total: 64", "lr: 0.03333"]
     chart = by_id(node, "metric-0-chart").attributes
-    assert (chart["data-times"], chart["data-values"]) == ("1 2", "0.05 0.03333")
+    assert (chart["data-steps"], chart["data-values"]) == ("1 2", "0.05 0.03333")
     assert node.one("thead").text.endswith("Samples/s in totallr")
+    assert by_id(node, "metric-0-chart").text.endswith("step 1step 2")
     rows = [by_id(node, f"sample-{1000 * at}").all("td") for at in (2, 0)]
     assert [[*row][-1].text for row in rows] == ["0.03333", "–"]
 
 
+def test_curves_are_over_seconds_where_the_script_counts_no_steps() -> None:
+    samples = [ProgressSample(at, 0, 1.0, 0.0) for at in (30.0, 31.0)]
+    assert by_id(tree(snapshot(samples=samples)), "loss-chart").text.endswith("second 30second 31")
+
+
 def test_progress_and_time_left_are_figures_where_the_job_reports_them() -> None:
-    figures = by_id(tree(snapshot(progress=0.425, seconds_left=125.0)), "summary").one("dl").text
-    assert "Done42\u00a0%" in figures
-    assert "Time left, about2 min 5\u00a0s" in figures
-    assert "Done" not in by_id(tree(SCENES["training"]), "summary").one("dl").text
+    workers = [worker(0, total_steps=9000, metrics={"epoch": 3.0})]
+    summary = by_id(tree(snapshot(workers=workers, progress=0.425, seconds_left=125.0)), "summary")
+    assert summary.one("rect").attributes["width"] == "42.5%"
+    figures = summary.one("dl").text
+    assert "Step40 of 9,000Epoch3Done42\u00a0%Time left, about2 min 5\u00a0s" in figures
+    without = by_id(tree(SCENES["training"]), "summary")
+    assert not list(without.all("rect"))
+    assert "Done" not in without.one("dl").text
+    assert "hubring.report(total_steps=...)" in without.text
 
 
 def test_usage_and_samples_stand_beside_each_worker_and_shard() -> None:
-    rates, sent = Rates(), {"gpu_bytes": 2_000_000_000, "samples": 9, "samples_per_second": 64.5}
+    sent = {"gpu_bytes": 2_000_000_000, "gpu_use": 0.5, "samples": 9, "samples_per_second": 64.5}
+    rates = Rates()
     for at in (0.0, 4.0):
         workers = [worker(0, cpu_seconds=10.0 + 1.5 * at, **sent)]
         shards = [shard(0, cpu_seconds=1.0 + at / 4)]
         seen = Snapshot.of(report(workers=workers, seconds_up=at) | {"shards": shards}, rates, (), ())
     node = tree(seen)
     cells = [each.text.replace("\u00a0", " ") for each in by_id(node, "worker-0").all("td")]
-    assert cells[1:] == ["40", "2", "64.5", "0.5", "1.50", "400 MB", "2 GB", "node1 pid 1000"]
+    assert cells[1:] == ["40", "2", "64.5", "0.5", "1.50", "400 MB", "2 GB", "50 %", "node1 pid 1000"]
     cells = [each.text.replace("\u00a0", " ") for each in by_id(node, "shard-0").all("td")]
-    assert cells[-4:] == ["0.25", "300 MB", "–", "node0 pid 2000"]
+    assert cells[-3:] == ["0.25", "300 MB", "node0 pid 2000"], "of GPUs nothing where there is none"
 
 
 def test_a_lost_rank_says_how_to_replace_it() -> None:
@@ -273,7 +286,7 @@ def test_a_shard_that_holds_nothing_is_drawn_so_and_has_no_links() -> None:
 
 
 def test_one_value_alone_and_equal_values_can_be_drawn() -> None:
-    for points in ([(0.0, 2.0)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -1.0), (5.0, 1e9)]):
+    for points in ([(0, 2.0)], [(0, 0.0), (1, 0.0)], [(3, 0.0), (3, 1.0)], [(0, -1.0), (5, 1e9)]):
         drawn = curve("x", "a curve", points, number)["path"]
         assert drawn
         assert "nan" not in drawn

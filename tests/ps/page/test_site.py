@@ -153,13 +153,20 @@ async def test_a_silent_connection_is_closed_in_time(monkeypatch: pytest.MonkeyP
         assert answer.startswith(b"HTTP/1.1 200")
 
 
-async def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_form_is_refused_and_let_go(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
     monkeypatch.setattr(routes, "FORM_SECONDS", 0.2)
+    half = f"POST /end HTTP/1.1\nHost: localhost\nContent-Length: 99\n\ntoken={TOKEN}"
     async with visited() as (site, hub):
-        answer = await ask(site, f"POST /end HTTP/1.1\nHost: localhost\nContent-Length: 99\n\ntoken={TOKEN}")
+        _, writer = await dial(site)
+        writer.write(half.encode())
+        writer.close()
+        answer = await ask(site, half)
         assert answer.startswith(b"HTTP/1.1 403")
         assert hub.done == []
+    assert not caplog.records, "a client that goes leaves no traceback"
 
 
 async def test_an_address_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:

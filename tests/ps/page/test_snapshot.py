@@ -11,7 +11,7 @@ from hubring.ps.job.membership import Joiner
 from hubring.ps.page.renderer import TICK_SECONDS
 from hubring.ps.page.snapshot import LATE_SECONDS, Rates, Snapshot
 from hubring.ps.page.status_reader import MOST_SAMPLES, History, ProgressSample
-from tests.support.fakes.coordinator import Hub
+from tests.support.fakes.coordinator import Hub, in_training
 from tests.support.pages.status_hub import report, worker
 
 
@@ -27,8 +27,7 @@ def test_a_stopped_worker_is_seen_within_two_seconds_of_its_last_heartbeat() -> 
 
 @pytest.mark.parametrize(("lease", "heartbeat"), [(2.0, 0.4), (5.0, 1.0), (60.0, 1.0)])
 async def test_a_worker_is_silent_by_the_heartbeat_interval(lease: float, heartbeat: float) -> None:
-    hub = Hub(lease=lease)
-    await hub.started()
+    hub, *_ = await in_training(lease=lease)
     hub.time.advance(heartbeat + LATE_SECONDS - 0.01)
     assert states(hub) == ["training", "training"]
     hub.time.advance(0.02)
@@ -43,8 +42,7 @@ async def test_a_worker_that_waits_for_the_others_is_not_silent() -> None:
 
 
 async def test_a_worker_that_all_wait_for_does_not_count_as_held_up() -> None:
-    hub = Hub()
-    first, second = await hub.started()
+    hub, first, second = await in_training()
     await hub.beat(first, step=3, waiting=5.0)
     await hub.beat(second, step=3)
     found = states(hub)
@@ -58,8 +56,7 @@ async def test_a_worker_that_left_is_shown_with_the_reason() -> None:
     await hub.leave(first)
     hub.time.advance(3.0)
     await hub.beat(third)
-    hub.time.advance(2.5)
-    await hub.coordinator.tick()
+    await hub.tick_after(2.5)
     found = states(hub)
     assert [found[each.rank] for each in (first, second, third)] == ["finished", "lost", "silent"]
 
@@ -83,7 +80,7 @@ def test_metrics_are_the_mean_over_those_who_report_them() -> None:
 def test_a_long_job_keeps_its_beginning_and_no_more_samples_than_a_short_one() -> None:
     history = History()
     for second in range(5000):
-        history.note(report(1, seconds_up=float(second), step=second))
+        history.note(report(1, seconds_up=float(second), step=1 + second))
         assert len(history.samples) <= MOST_SAMPLES
     times = [each.seconds for each in history.samples]
     assert times[0] == 0.0
@@ -97,6 +94,14 @@ def test_samples_are_not_taken_more_often_than_due() -> None:
     for quarter in range(8):
         history.note(report(1, seconds_up=quarter / 4))
     assert [each.seconds for each in history.samples] == [0.0, 1.0]
+
+
+def test_a_job_that_resumes_is_sampled_from_its_first_step_on() -> None:
+    history = History()
+    for second, step in enumerate((0, 0, 5001)):
+        workers = [worker(0, loss=1.0 if step else None)]
+        history.note(report(1, seconds_up=float(second), step=step, workers=workers))
+    assert [each.step for each in history.samples] == [5001]
 
 
 def test_the_last_jobs_course_stays_until_another_begins() -> None:

@@ -22,7 +22,7 @@ from hubring.ps.process.child import (
     passing_on,
     process,
 )
-from hubring.ps.process.restarts import LONGEST_PAUSE_SECONDS, Restarts, restart_helps, wait_to_restart
+from hubring.ps.process.restarts import Restarts, restart_helps, wait_to_restart
 from tests.support.processes.process_tree import GRACE, ends_by
 
 SLEEPER = ("sleep", "600")
@@ -175,12 +175,6 @@ def test_a_process_that_had_ended_is_never_signalled(child: subprocess.Popen[byt
 )
 def test_only_a_loss_is_helped(codes: tuple[int, ...], expected: bool) -> None:
     assert [restart_helps(code) for code in codes] == [expected] * len(codes)
-
-
-def test_each_restart_without_progress_waits_twice_as_long() -> None:
-    restarts = Restarts(7)
-    assert [restarts.next_pause() for _ in range(7)] == [1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS, 30]
-    assert (restarts.left, restarts.total) == (0, 7)
 
 
 def test_progress_allows_all_restarts_again() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable, UsageError
 from hubring.ps.security import private_file, token_file
-from hubring.ps.security.access import Access, find_access, make_lock
+from hubring.ps.security.access import Access, ShardLock, find_access
 from hubring.ps.security.certificate import make_certificate
 from hubring.ps.security.guard import HEADER, SCHEME, Role
 from hubring.ps.security.keyring import Keyring, make_files, show_tokens
@@ -48,10 +48,10 @@ def test_a_line_that_is_no_token_is_named_and_not_repeated(line: str) -> None:
 
 
 def test_no_representation_shows_a_secret() -> None:
-    own, shard = make_certificate(), make_lock(tls=True, curve=True)
-    assert shard.curve is not None
+    own = make_certificate()
+    shard = ShardLock(identity=own)
     tokens = draw_tokens(own.digest)
-    secrets = [token.secret for token in tokens.values()] + [shard.token, shard.secret, shard.curve[0]]
+    secrets = [token.secret for token in tokens.values()] + [shard.token, shard.secret]
     keys = [own.key.decode().splitlines()[1]]
     access = Access(tokens[Role.WORKER].secret, own.certificate)
     settings = ShardSettings("127.0.0.1:1", access=access)

@@ -17,7 +17,7 @@ from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
-from tests.support.transports.inproc import InprocTransport
+from hubring.ps.transport.shm.transport import ShmTransport
 
 SOON = 10.0
 BUCKET = BucketSpec(0, "float32", "SGD", (TensorSpec("weight", (4,)),))
@@ -63,7 +63,7 @@ PLAN = pb.ShardAssignment(buckets=[bucket_to_proto(BUCKET)], slices=[slice_to_pr
 @pytest.fixture
 def loop() -> Iterator[ShardLoop]:
     """A shard with one key, initialised, in a thread of its own."""
-    loop = ShardLoop(BSP(), [InprocTransport().listen("")])
+    loop = ShardLoop(BSP(), [ShmTransport().listen("127.0.0.1")])
     thread = threading.Thread(target=loop.run)
     thread.start()
     loop.command(lambda: loop.store.assign([Slice(0, 0, 0, 4, 0)], [BUCKET])).result(SOON)

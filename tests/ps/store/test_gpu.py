@@ -16,8 +16,8 @@ from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.parameter_memory import GpuMemory, find_gpu
 from hubring.ps.store.store import KVStore
-from hubring.ps.transport.base import Transport
 from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.zmq.transport import ZmqTransport
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.buckets.staging import pinned
@@ -43,9 +43,8 @@ class OneRank(HubRanks):
     slice_bytes = 256 << 10
 
 
-class OneRankBySharedMemory(OneRank):
-    def wire(self) -> Transport:
-        return ShmTransport()
+class OneRankByNetwork(OneRank):
+    wire = ZmqTransport
 
 
 def layers(device: str) -> nn.Module:
@@ -90,7 +89,7 @@ def exchanged(kind: type[HubRanks], device: str) -> list[Tensor]:
 # Staging.
 
 
-@pytest.mark.parametrize("kind", [OneRank, OneRankBySharedMemory])
+@pytest.mark.parametrize("kind", [OneRank, OneRankByNetwork])
 def test_exchanges_from_a_gpu_end_in_the_bits_of_those_from_the_cpu(kind: type[HubRanks]) -> None:
     for there, here in zip(exchanged(kind, "cuda"), exchanged(kind, "cpu"), strict=True):
         assert torch.equal(there, here)
@@ -117,7 +116,7 @@ def test_an_exchange_ends_while_training_goes_on() -> None:
         landed.synchronize()
         return not busy.query()
 
-    with closing(OneRankBySharedMemory()) as ranks:
+    with closing(OneRank()) as ranks:
         assert ranks.run(action) == [True]
 
 
@@ -162,7 +161,7 @@ def test_a_step_synchronises_nothing(cross_barrier: bool) -> None:
             optimizer.step()
         optimizer.synchronize()
 
-    with closing(OneRankBySharedMemory()) as ranks:
+    with closing(OneRank()) as ranks:
         try:
             ranks.run(action)
         finally:

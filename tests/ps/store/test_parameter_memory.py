@@ -121,14 +121,10 @@ def test_a_checkpoint_of_a_gpu_goes_on_in_host_memory_and_back() -> None:
     assert given.tolist() == [-0.5] * 4
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("RMSprop", torch.float32), ("Adagrad", torch.float32), ("SGD", torch.float16)]
-)
-def test_what_has_no_fused_kernel_on_the_gpu_is_refused(name: str, dtype: torch.dtype) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"does not support {name} with {dtype} on cuda; use one of SGD, Adam, AdamW"
-    ):
-        optimizer_for(name, dtype, torch.device("cuda"))
+@pytest.mark.parametrize("name", ["RMSprop", "Adagrad"])
+def test_what_has_no_fused_kernel_on_the_gpu_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"does not support {name} on cuda; use one of SGD, Adam, AdamW"):
+        optimizer_for(name, torch.device("cuda"))
 
 
 def test_compression_is_refused_where_values_are_not_on_the_cpu() -> None:

@@ -15,7 +15,8 @@ import grpc
 import pytest
 
 from hubring.ps.core.bounds import Rejections
-from hubring.ps.security.access import make_lock
+from hubring.ps.security.access import ShardLock
+from hubring.ps.security.certificate import make_certificate
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.grpc.newcomers import HANDSHAKE_MS, LOOK_SECONDS, MOST, MOST_EXPECTED, GrpcNewcomers
 from hubring.ps.transport.grpc.transport import GrpcTransport
@@ -188,7 +189,7 @@ def test_a_shard_without_tls_does_not_remember_every_connection() -> None:
 
 def test_a_coordinator_that_calls_a_shard_keeps_its_connection() -> None:
     """A call that it makes meanwhile would fail with the job."""
-    lock = make_lock(tls=True, curve=False)
+    lock = ShardLock(identity=make_certificate())
     with Serving(GrpcTransport([add_a_service], lock=lock)) as server, contextlib.ExitStack() as stack:
         access = lock.key.access._replace(secret=lock.token)
         ask: Any = stack.enter_context(open_channel(server.address, access)).unary_unary(STATS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,20 +13,21 @@ from typing import Any
 
 import torch
 from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hubring.ps.store.consistency import ASP, Consistency
+from hubring.ps.store.consistency import ASP, SSP, Consistency
 from hubring.workers.audit.audit_file import AuditFile, AuditStep, ModelLayout
 from hubring.workers.audit.step_tap import StepTap
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.compare.decide.gate import STEP_TOLERANCE
-from hubring.workers.compare.decide.recorded_steps import Recording, recorded
-from hubring.workers.compare.decide.step_checks import RunCheck, Single, check_run
+from hubring.workers.compare.gate.recorded_steps import Recording, recorded
+from hubring.workers.compare.gate.same_parameters import STEP_TOLERANCE
+from hubring.workers.compare.gate.step_checks import RunCheck, Single, check_run
 from hubring.workers.compare.plan.row import ROWS
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Setting
-from hubring.workers.compare.run.outcome import Line, audit_file, read_record
+from hubring.workers.compare.run.outcome import EARLY, Line, audit_file, read_record
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import AggregatingRanks, HubRanks, LocalRanks, Ranks, RingRanks, Seat
 
@@ -54,13 +55,22 @@ class _Aggregating(AggregatingRanks):
 
 
 class _Asynchronous(_Hub):
+    mode = "asp"
+
     def consistency(self) -> Consistency:
         return ASP()
 
     def join(self, rank: int) -> Communicator:
         seat = Seat(self, rank)
-        seat.lockstep, seat.mode = False, "asp"
+        seat.lockstep, seat.mode = False, self.mode
         return self.seated(seat)
+
+
+class _Stale(_Asynchronous):
+    mode = "ssp"
+
+    def consistency(self) -> Consistency:
+        return SSP(ROWS["hub-ssp"].staleness)
 
 
 KINDS: dict[str, type[Ranks]] = {
@@ -69,6 +79,7 @@ KINDS: dict[str, type[Ranks]] = {
     "hub-bsp": _Hub,
     "hub-aggregate": _Aggregating,
     "hub-asp": _Asynchronous,
+    "hub-ssp": _Stale,
 }
 """The ranks of each row."""
 
@@ -174,6 +185,17 @@ class Script(Struct, frozen=True):
     deal: Callable[[Tensor, int, int], Tensor] = deal
     shape: tuple[int, ...] = (FEATURES,)
     ends: Callable[[Training], None] = nothing
+    loads: Callable[[int, int], Iterator[tuple[Tensor, Tensor]]] | None = None
+    """Yields the batches of a rank of so many; None: `samples`, dealt out."""
+
+    def batches(self, rank: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields a rank's batches."""
+        if self.loads is not None:
+            yield from self.loads(rank, size)
+            return
+        for step in range(1, self.steps + 1):
+            inputs, labels = self.samples(step)
+            yield self.deal(inputs, rank, size), self.deal(labels, rank, size)
 
     def build(self) -> nn.Module:
         """Returns the model, on one thread at a time: threads share the random numbers of its parameters."""
@@ -189,16 +211,25 @@ class Script(Struct, frozen=True):
 
 
 class Trained(Struct, frozen=True):
-    """What one row recorded."""
+    """What one row recorded, and rank 0's parameters by the names of their files."""
 
     row: str
     entries: list[Sequence[ModelLayout | AuditStep]]
     records: list[list[Line]]
+    saved: dict[str, dict[str, Tensor]]
 
     @property
     def ranks(self) -> list[Recording]:
         """Every rank's recording."""
         return [recorded(entries) for entries in self.entries]
+
+    def without_samples(self) -> Trained:
+        """Returns what an earlier version would have recorded."""
+        known = [
+            [replace(one, samples=-1, hashes=b"") if isinstance(one, AuditStep) else one for one in entries]
+            for entries in self.entries
+        ]
+        return replace(self, entries=known)
 
     def save(self, folder: Path) -> None:
         """Writes the recorded steps, and the ranks' samples into the records, to the folder of a run."""
@@ -209,7 +240,8 @@ class Trained(Struct, frozen=True):
             path, samples = folder / f"record {rank}.jsonl", {line["step"]: line["samples"] for line in lines}
             known = [dict(line) for line in read_record(path)]
             for line in known:
-                line["samples"] = samples.get(line["step"], line.get("samples", 0))
+                if "samples" in line:
+                    line["samples"] = samples.get(line["step"], line["samples"])
             path.write_text("".join(f"{json.dumps(line)}\n" for line in known))
 
     def check(self, alone: Trained | None = None) -> RunCheck:
@@ -217,7 +249,7 @@ class Trained(Struct, frozen=True):
         run = PlannedRun(Setting(workers=SIZE), ROWS[self.row], seed=0)
         single = self if self.row == "local" else alone
         known = None if single is None else Single.of(single.ranks[0], STEP_TOLERANCE)
-        return check_run(run, self.ranks, self.records, STEP_TOLERANCE, known)
+        return check_run(run, self.ranks, STEP_TOLERANCE, known)
 
 
 def train(row: str, script: Script) -> Trained:
@@ -227,12 +259,13 @@ def train(row: str, script: Script) -> Trained:
         found = ranks.run(partial(_train, script))
     finally:
         ranks.close()
-    return Trained(row, [entries for entries, _ in found], [lines for _, lines in found])
+    entries, records, saved = zip(*found, strict=True)
+    return Trained(row, list(entries), list(records), saved[0])
 
 
 def _train(
     script: Script, communicator: Communicator
-) -> tuple[Sequence[ModelLayout | AuditStep], list[Line]]:
+) -> tuple[Sequence[ModelLayout | AuditStep], list[Line], dict[str, dict[str, Tensor]]]:
     HERE.rank = communicator.rank
     entries: list[ModelLayout | AuditStep] = []
     taps: list[StepTap] = []
@@ -247,16 +280,21 @@ def _train(
     )
     taps.append(StepTap(0, optimizer, communicator, entries.append))
     training, lines = Training(model, inner, optimizer, communicator), list[Line]()
-    for step in range(1, script.steps + 1):
+    saved = dict[str, dict[str, Tensor]]()
+
+    def save(name: str) -> None:
+        optimizer.settle()
+        saved[name] = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+    for step, (inputs, labels) in enumerate(script.batches(communicator.rank, communicator.size), 1):
         training.number = step
-        inputs, labels = (
-            script.deal(each, communicator.rank, communicator.size) for each in script.samples(step)
-        )
         script.before(training)
         if len(inputs):
             script.take(training, inputs, labels)
             lines.append({"step": optimizer.completed_steps, "samples": len(inputs)})
+        if optimizer.completed_steps == EARLY:
+            save(f"parameters step{EARLY}")
     script.ends(training)
-    optimizer.settle()
+    save("parameters")
     taps[0].close()
-    return entries, lines
+    return entries, lines, saved

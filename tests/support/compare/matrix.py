@@ -39,11 +39,13 @@ class Group(NamedTuple):
         name: Name of the group.
         hidden: Units of the hidden layer of the job digits, each 2,092 bytes.
         experiments: Keys of each experiment that differ from `COMMON`.
+        limits: Targets: mean and largest error.
     """
 
     name: str
     hidden: int
     experiments: Sequence[Mapping[str, Any]]
+    limits: tuple[float, float] = (MEAN, WORST)
 
 
 COMMON = {"job": "digits", "rows": ["ring", "hub-bsp"], "epochs": 1, "target": 0.5, "tolerance": 0.001}
@@ -89,6 +91,20 @@ GROUPS = (
     ),
 )
 
+_OUTSIDE = {"rows": ["ring", "hub-bsp", "hub-colocated"], "batch": 60}
+"""A batch that 3 and 6 workers can share."""
+OUTSIDE = Group(
+    "outside",
+    1000,
+    [
+        {**settings(3, 1, rate=["150mbit", "500mbit"], latency=["0ms", "2ms"]), **_OUTSIDE},
+        {**settings(6, 3, rate="250mbit", latency="0ms"), **_OUTSIDE},
+    ],
+    limits=(0.10, 0.30),
+)
+"""Predictions in settings that no other group has, with a model of 2.1 MB; not part of a full run. Takes
+about twenty minutes."""
+
 
 def run(group: Group, out: Path, seeds: list[int]) -> Iterator[Path]:
     """Runs the experiments of a group; yields the folder of each."""
@@ -124,12 +140,17 @@ def scored(found: Sequence[Findings], calibration: Path) -> list[Prediction]:
     return Score(every_one, read_constants(calibration), trained(asked, nbytes)).predictions()
 
 
-def table(predictions: Iterable[tuple[str, Prediction]], fewest: int = COUNT) -> list[str]:
+def table(
+    predictions: Iterable[tuple[str, Prediction]],
+    fewest: int = COUNT,
+    limits: tuple[float, float] = (MEAN, WORST),
+) -> list[str]:
     """Returns a line for each prediction, and the mean and the largest error of those that count.
 
     Args:
         predictions: Behind the name of their group.
-        fewest: How many must count, besides the limits on errors.
+        fewest: How many must count.
+        limits: Largest mean and largest error.
     """
     lines = ["group      row       measured ms predicted ms  error  setting"]
     errors = []
@@ -143,12 +164,12 @@ def table(predictions: Iterable[tuple[str, Prediction]], fewest: int = COUNT) ->
     if not errors:
         return [*lines, "no prediction counts"]
     mean, worst = sum(errors) / len(errors), max(errors)
-    met = mean <= MEAN and worst <= WORST and len(errors) >= fewest
+    met = mean <= limits[0] and worst <= limits[1] and len(errors) >= fewest
     verdict = "within" if met else "not within"
     return [
         *lines,
         f"{len(errors)} predictions, mean error {mean:.1%}, worst {worst:.1%}: {verdict} the targets"
-        f" ({fewest} or more, {MEAN:.0%} and {WORST:.0%})",
+        f" ({fewest} or more, {limits[0]:.0%} and {limits[1]:.0%})",
     ]
 
 
@@ -156,18 +177,19 @@ def main() -> None:
     """Runs all groups and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=[group.name for group in GROUPS])
+    groups = {group.name: group for group in (*GROUPS, OUTSIDE)}
+    parser.add_argument("--only", choices=list(groups))
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated [0,1,2]")
     options = parser.parse_args()
     seeds = [int(seed) for seed in options.seeds.split(",")]
     predictions: list[tuple[str, Prediction]] = []
-    for group in GROUPS:
-        if options.only in (None, group.name):
-            folders = list(run(group, options.out, seeds))
-            found = [decode((folder / "results.json").read_bytes()) for folder in folders]
-            calibration = folders[0] / "calibration.json"
-            predictions += [(group.name, each) for each in scored(found, calibration)]
-    lines = table(predictions, 1 if options.only else COUNT)
+    chosen = [groups[options.only]] if options.only else GROUPS
+    for group in chosen:
+        folders = list(run(group, options.out, seeds))
+        found = [decode((folder / "results.json").read_bytes()) for folder in folders]
+        calibration = folders[0] / "calibration.json"
+        predictions += [(group.name, each) for each in scored(found, calibration)]
+    lines = table(predictions, 1 if options.only else COUNT, chosen[0].limits)
     print("\n".join(lines))
     raise SystemExit(0 if ": within" in lines[-1] else 1)
 

@@ -317,7 +317,7 @@ PLANTED: dict[str, Planted] = {
     "a rank sends nothing once in bfloat16": Planted("ring", _sent(_at(9), 0.0, 1), _ROUNDED),
     # The script.
     "ranks train on the same samples": Planted(
-        "ring", nullcontext, Script(deal=_same_samples), "so they train on the same samples"
+        "ring", nullcontext, Script(deal=_same_samples), "trained on the same samples"
     ),
     "an uneven last batch": Planted(
         "hub-bsp", nullcontext, Script(last=7), "their gradients have the same weight"

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from hubring.workers.compare.comparison import Comparison
-from hubring.workers.compare.decide.measure import measure
 from hubring.workers.compare.decide.results import results
 from hubring.workers.compare.findings import Findings, encode
+from hubring.workers.compare.measure import measure
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.run_order import PlannedRun, runs
 from hubring.workers.compare.run.noise import RunNoise
@@ -74,6 +74,7 @@ class Replayed:
         parameters: The value of every final parameter by the run's label; default: 1.
         early: The value of every parameter after the first steps; None: it is not saved then.
         results: Additional values in the workers' last lines, by row.
+        server: Additional values in the server's last line, by row.
         failed: Why a row failed.
         noise: Of every run.
         noises: Of a run, on each machine; None: `noise`.
@@ -86,6 +87,7 @@ class Replayed:
     parameters: Mapping[str, float] = field(default_factory=dict)
     early: float | None = None
     results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    server: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     noise: RunNoise = QUIET
     noises: Callable[[PlannedRun], Sequence[RunNoise]] | None = None
@@ -117,7 +119,7 @@ class Replayed:
             seconds=50.0,
             noise=[self.noise] if self.noises is None else self.noises(run),
             results=[self._result(run, rank) for rank in range(workers)],
-            server={"shards": []} if run.row.on_hub else None,
+            server={"shards": []} | dict(self.server.get(run.row.name, {})) if run.row.on_hub else None,
             failed=self.failed.get(run.row.name) if run.setting.fault else None,
             script=digest(self.script),
         )
@@ -133,6 +135,7 @@ class Replayed:
             "exchange": exchange | dict(more.get("exchange", {})),
             "usage": usage | dict(more.get("usage", {})),
             "device": more.get("device", "cpu"),
+            **{name: more[name] for name in ("steps", "conditions") if name in more},
         }
 
 

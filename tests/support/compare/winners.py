@@ -1,14 +1,16 @@
 """Who wins in many reports of one experiment, on a machine that is quiet or not.
 
     python -m tests.support.compare.winners null --reports 40 --out /tmp/null
+    python -m tests.support.compare.winners factor --reports 20 --out /tmp/factor
     python -m tests.support.compare.winners digits --reports 10 --out /tmp/digits
 
 `null` compares a row with itself under another name: hub-shm is what hub-bsp is on one host, so a winner is
 a false one, and at most one report in twenty may name one. The exit code is 1 if the 95 % interval of that
 share lies above it: even if the share is exactly one in twenty, a third of all sets of 40 reports have more
-than two. `digits` is the built-in experiment while 0 to 8 other processes are busy, another number every few
-seconds: the exit code is 1 if two reports name opposite winners. The same command continues after an
-interruption. The last line is the result.
+than two. `factor` makes each step of hub-shm take 1.3 times as long: the exit code is 1 if fewer than nine in
+ten reports name hub-bsp, or any names hub-shm. `digits` is the built-in experiment while 0 to 8 other
+processes are busy, another number every few seconds: the exit code is 1 if two reports name opposite winners.
+The same command continues after an interruption. The last line is the result.
 
 A winner is every comparison of a report that it calls decided, whatever its sentence.
 """
@@ -21,20 +23,30 @@ import random
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import comb
 from pathlib import Path
 
-from hubring.workers.compare.decide.decision import Comparison, Comparisons
+from hubring.workers.compare.decide.decision import SPEED, Comparison, Comparisons
 from hubring.workers.compare.findings import Findings, decode
 
 FALSE = 0.05
 """Largest share of reports that may name a winner where there is none."""
 BUSY, CHANGE_SECONDS = 8, 5.0
 """Most busy processes beside the comparison, and how long their number stays the same."""
+FOUND = 0.9
+"""Smallest share of reports that must name a winner that is one."""
+_PAIR = ("--rows", "hub-bsp,hub-shm", "--target", "0.5", "--epochs")
+_SLOWER = "tests/support/scripts/slower.py"
+_ARGUMENTS = "--epochs {epochs} --seed {seed} --lr {lr} --batch-size {batch}"
 EXPERIMENTS = {
-    "null": ("--rows", "hub-bsp,hub-shm", "--epochs", "2", "--target", "0.5"),
+    "null": (*_PAIR, "2"),
+    "factor": (
+        *(*_PAIR, "2", "--script", _SLOWER, "--arguments", _ARGUMENTS, "--metric", "test_accuracy"),
+        *("--batch", "64", "--learning-rate", "0.01"),
+    ),
     "digits": ("digits",),
 }
 MISSED = 0.025
@@ -84,6 +96,20 @@ def null_result(named: int, reports: int) -> tuple[str, bool]:
         f" at most {most} of {reports}: {'no' if named > most else 'yes'}"
     )
     return text, low <= FALSE
+
+
+def factor_result(reports: Sequence[Mapping[Comparison, bool]]) -> tuple[str, bool]:
+    """Returns the result of `factor` in words, and whether it is as it should be."""
+    named = Counter(
+        one[1] if larger else other[1]
+        for report in reports
+        for (number, one, other), larger in report.items()
+        if number == SPEED
+    )
+    text = (
+        f"{named['hub-bsp']} of {len(reports)} reports name the faster row and {named['hub-shm']} the slower"
+    )
+    return text, named["hub-bsp"] >= FOUND * len(reports) and not named["hub-shm"]
 
 
 def _spin() -> None:
@@ -153,8 +179,8 @@ def main() -> None:
         texts = [said(*each) for each in reports[-1].items()]
         print(f"{options.kind} {number}: {' / '.join(texts) or 'no winner'}", flush=True)
     named = sum(map(bool, reports))
-    if options.kind == "null":
-        text, good = null_result(named, len(reports))
+    if options.kind != "digits":
+        text, good = null_result(named, len(reports)) if options.kind == "null" else factor_result(reports)
         print(text)
         raise SystemExit(not good)
     apart = opposite(reports)

@@ -217,6 +217,17 @@ class Hub:
         await self.shard()
         return list(await asyncio.gather(self.join("a"), self.join("b")))
 
+    async def tick_after(self, seconds: float) -> None:
+        self.time.advance(seconds)
+        await self.coordinator.tick()
+
+
+async def in_training(**settings: Any) -> tuple[Hub, pb.JoinReply, pb.JoinReply]:
+    """A hub and its two workers, which have just started."""
+    hub = Hub(**settings)
+    first, second = await hub.started()
+    return hub, first, second
+
 
 async def opened(hub: Hub, token: str) -> int:
     """Returns how many messages came until the call ended."""
@@ -249,13 +260,14 @@ def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9)
     checkpoint_folder.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), slices, ()))
 
 
-async def ring(hub: Hub, size: int = 2, least: int = 1) -> list[pb.JoinReply]:
-    """Starts a ring and its first generation, to which the last rank comes first."""
-    joins = (hub.join(f"w{rank}", topology="ring", min_workers=least) for rank in range(size))
+async def ring(size: int = 2) -> tuple[Hub, list[pb.JoinReply]]:
+    """A coordinator with a ring and its first generation, to which the last rank came first."""
+    hub = Hub(workers=size)
+    joins = (hub.join(f"w{rank}", topology="ring", min_workers=1) for rank in range(size))
     members = list(await asyncio.gather(*joins))
     first = await asyncio.gather(*(regroup(hub, member, 0) for member in reversed(members)))
     assert [reply.generation for reply in first] == [1] * size
-    return members
+    return hub, members
 
 
 async def regroup(

@@ -33,6 +33,8 @@ def worker(rank: int, **changes: Any) -> dict[str, Any]:
         "cpu_seconds": 12.0,
         "memory_bytes": 400_000_000,
         "gpu_bytes": 0,
+        "gpu_use": None,
+        "total_steps": 0,
         "seconds_waiting": 0.0,
         "seconds_since_heartbeat": 0.3,
     }

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +91,12 @@ class Program:
 
     def until_said(self, words: str, timeout: float = PATIENCE) -> None:
         self.until(lambda: words in self.said(), repr(words), timeout)
+
+
+def await_all(programs: Iterable[Program], words: str) -> None:
+    """Waits until each of these programs has said the words."""
+    for program in programs:
+        program.until_said(words)
 
 
 class Cluster:
@@ -198,8 +204,7 @@ class Cluster:
         """Starts workers that hold at a step until `go` is there."""
         words = (script, str(steps), "16", "hold", str(self.go), str(at))
         workers = self.ranks(server, count, *flags, *words, **settings)
-        for worker in workers:
-            worker.until_said(f"holding at {at}")
+        await_all(workers, f"holding at {at}")
         return workers
 
     def step(self, server: str) -> int:

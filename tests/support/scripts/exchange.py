@@ -31,6 +31,7 @@ def main() -> None:
     (bucket,) = make_buckets(sgd, model.named_parameters(), communicator.allocate, nbytes, "SGD")
     communicator.attach([bucket])
     bucket.gradients.fill_(hubring.rank() + 1.0)
+    communicator.collective(Call(Collective.BARRIER, "start")).wait()  # the workers have met
     seconds, sent, received = [], traffic.bytes_sent, traffic.bytes_received
     for _ in range(WARM_UP + steps):
         communicator.collective(Call(Collective.BARRIER, "step")).wait()

@@ -14,8 +14,8 @@ from hubring.ps.client.rendezvous import RingGeneration, RingMember
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.core.types import Member
 from hubring.ps.job.generations import Generations
-from hubring.workers.communicators.ring.generations import RingMeeting
-from hubring.workers.communicators.ring.healing_ring import HealingRing
+from hubring.workers.communicators.ring.healing.generations import RingMeeting
+from hubring.workers.communicators.ring.healing.healing_ring import HealingRing
 from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT
 
@@ -31,7 +31,7 @@ class HealingRanks:
         backend: As for `RingMeeting`.
     """
 
-    backend = "gloo"
+    backend: str | None = None
 
     def __init__(self, size: int, compress: str = "") -> None:
         self.size = size

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from hubring.workers.communicators.base import Communicator
-from tests.support.training.ranks import LIMIT, HubRanks, LocalRanks, Ranks, RingRanks
+from tests.support.training.ranks import LIMIT, GlooRingRanks, HubRanks, LocalRanks, Ranks, RingRanks
 
 T = TypeVar("T")
 
@@ -16,7 +16,8 @@ class RankPool:
     """All ranks of one kind of communicator, until `close`."""
 
     def __init__(self, topology: str, size: int) -> None:
-        kind: type[Ranks] = {"hub": HubRanks, "ring": RingRanks, "local": LocalRanks}[topology]
+        kinds: dict[str, type[Ranks]] = {"hub": HubRanks, "ring": RingRanks, "local": LocalRanks}
+        kind = (kinds | {"ring gloo": GlooRingRanks})[topology]
         self.size = size
         # The size of the class determines the ranks.
         self._meeting = type(f"{size} on the {topology}", (kind,), {"size": size})()

@@ -23,6 +23,7 @@ from hubring.ps.store.consistency import BSP, Consistency
 from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
+from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.workers.buckets.staging import Device, DeviceWaiter, Staging, ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from hubring.workers.communicators.base import Communicator, SteppingHub
@@ -33,7 +34,6 @@ from hubring.workers.communicators.ring.group import RingStore
 from tests.support.fakes.gpu import GPU, FakeMemory
 from tests.support.fakes.lazy_device import PromptDevice
 from tests.support.training.notes import SharedNotes
-from tests.support.transports.inproc import InprocTransport
 
 T = TypeVar("T")
 LIMIT = 60.0
@@ -87,18 +87,32 @@ class LocalRanks(Ranks):
 
 
 class RingRanks(Ranks):
+    """Ranks of a ring; they are on one host, so that it uses shared memory."""
+
     size = 3
     compress: ClassVar[str] = ""
+    backend: ClassVar[str | None] = None
 
     def __init__(self) -> None:
         self.store = RingStore(SharedNotes(), "ring", LIMIT)
 
     def join(self, rank: int) -> Communicator:
         communicator = AllreduceCommunicator(
-            rank, self.size, self.store, host="127.0.0.1", timeout=LIMIT, compress=self.compress
+            rank,
+            self.size,
+            self.store,
+            host="127.0.0.1",
+            backend=self.backend,
+            timeout=LIMIT,
+            compress=self.compress,
         )
         communicator.connect()
+        assert communicator.backend == (self.backend or "shm")
         return communicator
+
+
+class GlooRingRanks(RingRanks):
+    backend = "gloo"
 
 
 class Seat:
@@ -111,7 +125,7 @@ class Seat:
         self.lockstep = True
         self.mode = "bsp"
         self.saves = False
-        self.shards = [ShardAddress("here", {"inproc": "", **hub.addresses}) for _ in hub.loops]
+        self.shards = [ShardAddress("here", hub.addresses) for _ in hub.loops]
         self._hub = hub
 
     def plan(
@@ -127,6 +141,10 @@ def of_shard(held: ShardPlan, shard: int) -> list[Slice]:
     return [piece for piece in held.slices if piece.shard == shard]
 
 
+def _see(loop: ShardLoop, view: View) -> None:
+    loop.send(loop.store.on_view(view))
+
+
 class HubRanks(Ranks):
     """Ranks of a hub whose two shards are threads of this process; usable for one `run`."""
 
@@ -134,14 +152,13 @@ class HubRanks(Ranks):
     aggregate: ClassVar[bool] = False
     compress: ClassVar[str] = ""
     slice_bytes: ClassVar[int] = 16
-    place: ClassVar[str] = ""
-    """Where the shards listen."""
+    wire: type[Transport] = ShmTransport
 
     def __init__(self) -> None:
         self.transport = self.wire()
         self.wired: Collection[int] = range(self.size)
         """Ranks that do not share memory with all shards."""
-        self.listeners = [self.transport.listen(self.place) for _ in range(2)]
+        self.listeners = [self.transport.listen("127.0.0.1") for _ in range(2)]
         self.addresses: dict[str, str] = {}
         self.loops = [
             ShardLoop(self.consistency(), [listener], self.parameter_memory()) for listener in self.listeners
@@ -155,14 +172,12 @@ class HubRanks(Ranks):
         self.epochs = count(1)
         self.see(*range(self.size))
 
-    def see(self, *ranks: int) -> None:
-        """Sets the job's workers."""
-        view = View(next(self.epochs), tuple(Member(rank, rank + 1) for rank in ranks))
+    def see(self, *ranks: int, **incarnations: int) -> None:
+        """Sets the job's workers; `incarnations` are those of ranks that have another one, as `r1=9`."""
+        members = tuple(Member(rank, incarnations.get(f"r{rank}", rank + 1)) for rank in ranks)
+        view = View(next(self.epochs), members)
         for loop in self.loops:
-            loop.command(partial(loop.store.on_view, view)).result(LIMIT)
-
-    def wire(self) -> Transport:
-        return InprocTransport()
+            loop.command(partial(_see, loop, view)).result(LIMIT)
 
     def consistency(self) -> Consistency:
         return BSP()

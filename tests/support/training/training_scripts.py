@@ -105,20 +105,6 @@ def never_zeroing_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch
     optimizer.step()
 
 
-def graph_keeping_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
-    optimizer.zero_grad()
-    loss_of(model, batch).backward(create_graph=True)
-    optimizer.step()
-
-
-def retrying_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
-    loss_of(model, batch * 2).backward()
-    optimizer.zero_grad()
-    loss_of(model, batch).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def closure_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
     def closure() -> float:
         optimizer.zero_grad()
@@ -129,27 +115,6 @@ def closure_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torc
     with torch.no_grad():
         loss = optimizer.step(closure)
     assert isinstance(loss, float)
-
-
-SCRIPTS = [
-    plain_step,
-    module_zero_step,
-    clipped_step,
-    replacing_step,
-    late_lr_step,
-    never_zeroing_step,
-    retrying_step,
-    closure_step,
-    graph_keeping_step,
-]
-
-
-def train_plain(step: Step, make: Callable[[nn.Module], torch.optim.Optimizer] = sgd) -> list[torch.Tensor]:
-    model = build()
-    optimizer = make(model)
-    for batch in batches():
-        step(model, optimizer, batch)
-    return parameters_of(model)
 
 
 def single_server() -> FakeRank:

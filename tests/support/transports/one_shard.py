@@ -17,7 +17,7 @@ from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.transport.base import Connection, Message, Transport
-from tests.support.transports.inproc import InprocTransport
+from hubring.ps.transport.shm.transport import ShmTransport
 from tests.support.transports.relay import Relay
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class OneShard:
     ) -> None:
         self.numel = numel
         self._opened: list[KVClient | Relay] = []
-        self.transport = transport or InprocTransport()
+        self.transport = transport or ShmTransport()
         self.listener = self.transport.listen("127.0.0.1")
         self.address = self.listener.address
         self.loop = ShardLoop(consistency, [self.listener], memory)

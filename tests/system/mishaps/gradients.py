@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.processes.cluster import SMALL, Program
+from tests.support.processes.cluster import SMALL, Program, await_all
 from tests.system.mishaps.mishap import HOLD, Mishap, Says, Stage
 
 FIX = "Lower the learning rate, clip gradients, .*use a torch.amp.GradScaler"
@@ -13,8 +13,7 @@ def a_spoilt_gradient(stage: Stage, *flags: str, mode: str = "bsp") -> Program:
     _, address = stage.cluster.server("--workers", "2", "--once", "--mode", mode)
     spoil = ["spoil", "1", str(HOLD), "nan", "hold", str(stage.go), str(HOLD)]
     workers = stage.cluster.ranks(address, 2, *flags, SMALL, str(100 * HOLD), "16", *spoil)
-    for worker in workers:
-        worker.until_said(f"holding at {HOLD}")
+    await_all(workers, f"holding at {HOLD}")
     return stage.at_once(workers[0])
 
 

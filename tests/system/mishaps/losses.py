@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hubring.ps.core.errors import RESTART_ALL, RESTART_JOB
-from tests.support.processes.cluster import SMALL, Program
+from tests.support.processes.cluster import SMALL, Program, await_all
 from tests.system.mishaps.mishap import HOLD, Mishap, Says, Stage
 
 RANK_0, RANK_1 = [rf"rank {rank} \(.* pid \d+\)" for rank in range(2)]
@@ -86,8 +86,7 @@ def fewer_batches(stage: Stage, *flags: str) -> Program:
     words = ("16", "hold", str(stage.go), "1")
     ranks = [("--rank", str(rank), *flags, SMALL, str((rank + 1) * HOLD), *words) for rank in range(2)]
     first, second = [stage.cluster.worker(address, *rank) for rank in ranks]
-    for worker in (first, second):
-        worker.until_said("holding at 1")
+    await_all((first, second), "holding at 1")
     return stage.at_once(second)
 
 

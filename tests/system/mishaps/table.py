@@ -39,14 +39,12 @@ MISHAPS = [mishap for section in SECTIONS.values() for mishap in section]
 
 HEAD = """# Error messages by mistake and mishap
 
-What Hubring prints when something goes wrong; [TROUBLESHOOTING.md](TROUBLESHOOTING.md) is sorted by symptom.
-A waiting program reports the cause, here within 15 seconds. The last column is the exit code of the program
-that prints the message; 0 means that it continued and finished.
-
-A program that is stopped or cut off is noticed after its lease: 90 s by default (`--lease`), 8 s here.
-
-Each row was provoked in real programs. `HOST`, `DIR` and `N` replace host names, folders, addresses, process
+Each row was provoked in real programs; [Troubleshooting](TROUBLESHOOTING.md) is sorted by symptom. Waiting
+programs report the cause, here within 15 seconds, and one that is stopped or cut off after its lease: 90 s by
+default (`--lease`), 8 s here. The last column is the exit code of the program that prints the message; 0
+means that it continued and finished. `HOST`, `DIR` and `N` replace host names, folders, addresses, process
 ids and times, and `(LINE)` the line of the script, such as `(train.py line 12)`.
+
 `python -m tests.system.mishaps.table` makes the page; tests/system/test_mishaps.py checks it.
 """
 COLUMNS = "| what goes wrong | who prints it | message | exit code |\n| --- | --- | --- | ---: |\n"

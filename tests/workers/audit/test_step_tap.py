@@ -7,14 +7,17 @@ from contextvars import copy_context
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from hubring.workers.audit.audit import AUTOCAST, Audit
 from hubring.workers.audit.audit_file import AuditFile, AuditStep, ModelLayout, read_audit
 from hubring.workers.audit.step_tap import BATCH_NORM, StepTap
+from hubring.workers.audit.still import PERIOD
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.horovod import basics
@@ -68,6 +71,45 @@ def test_training_is_the_same_bit_by_bit(row: str, name: str) -> None:
         assert all(map(torch.equal, plain, watched))
 
 
+class SteppedByHub(torch.optim.SGD):
+    """Its parameters can change before `step()`: as soon as the hub has the gradients of all ranks."""
+
+    completed_steps, ahead, had_state = 0, 0, False
+    answered = False
+    wrapped: torch.optim.SGD
+
+    @property
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        return {"weight": self.param_groups[0]["params"][0]}
+
+    def answer(self) -> None:
+        weight = self.named_parameters["weight"]
+        weight.data.sub_(0.1 * weight.grad)  # type: ignore[operator]
+        self.answered = True
+
+    def step(self, closure: Any = None) -> Any:
+        if not self.answered:
+            self.answer()
+        self.answered = False
+        self.completed_steps += 1
+
+
+def test_a_parameter_is_not_still_because_a_hub_answers_early_in_one_step_and_late_in_the_next() -> None:
+    weight, entries = torch.nn.Parameter(torch.ones(4096)), list[Any]()
+    hub = SteppedByHub([weight], lr=0.1)
+    hub.wrapped = torch.optim.SGD([weight])
+    communicator: Any = SimpleNamespace(rank=0, steps_on="server", lockstep=True, stepping_hub=None)
+    tap = StepTap(0, hub, communicator, entries.append)
+    for number in range(1, 10 * PERIOD):
+        hub.zero_grad()
+        (weight * 1.0).sum().backward()
+        if number % PERIOD == 0:
+            hub.answer()
+        hub.step()
+        tap.step_completed()
+    assert not any(one.still for one in entries if isinstance(one, AuditStep))
+
+
 def test_an_audit_leaves_out_an_optimizer_without_step_hooks(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit", LocalCommunicator())
 
@@ -99,8 +141,9 @@ def test_an_audit_counts_what_it_costs(tmp_path: Path, monkeypatch: pytest.Monke
     training = audited(audit, script, communicator)
     for steps in (1, 2):
         script.take(training, *script.samples(steps))
-        # A gradient of each parameter, and the ends of backward and of the step, and its begin.
-        assert audit.seconds == steps * (len(list(training.model.parameters())) + 4)
+        # A gradient of each parameter, the ends of backward and of the step, its begin, and the forward with
+        # its backward and labels.
+        assert audit.seconds == steps * (len(list(training.model.parameters())) + 7)
     audit.close()
 
 
@@ -139,6 +182,15 @@ def test_entries_come_back_in_order(tmp_path: Path) -> None:
         for entry in entries:
             file.write(entry)
     assert list(read_audit(tmp_path / "audit")) == entries
+
+
+def test_a_step_of_an_earlier_version_has_no_samples(tmp_path: Path) -> None:
+    tag, *fields = msgspec.msgpack.decode(msgspec.msgpack.encode(step(1)))
+    earlier = msgspec.msgpack.encode([tag, *fields[: AuditStep.__struct_fields__.index("samples")]])
+    (tmp_path / "audit").write_bytes(len(earlier).to_bytes(4, "little") + earlier)
+    (read,) = read_audit(tmp_path / "audit")
+    assert isinstance(read, AuditStep)
+    assert (read.samples, read.hashes, read.still) == (-1, b"", [])
 
 
 def test_the_cut_off_end_of_a_killed_worker_is_left_out(tmp_path: Path) -> None:

@@ -50,7 +50,9 @@ def test_a_shape_is_exchanged_by_the_rows_it_is_for() -> None:
         return [row.name for row in ROWS.values() if takes_part(row, job.find_shape(shape))]
 
     assert not {"ring-bf16", "train-alone"} & set(names("flat"))
-    assert names("coded") == ["hub-zmq", "hub-zmq-bf16", "hub-zmq-int8", "ring", "ring-bf16"]
+    assert names("coded") == [
+        *("hub-zmq", "hub-zmq-bf16", "hub-zmq-int8", "ring", "ring-bf16", "ring-gloo", "ring-gloo-bf16")
+    ]
     assert "train-alone" in names("mlp")
     assert "rpc" not in names("mlp")
 

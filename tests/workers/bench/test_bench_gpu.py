@@ -65,7 +65,8 @@ def test_a_peer_on_a_gpu_meets_over_nccl() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", ["ddp-gloo", pytest.param("hub-shm", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("row", ["ddp-gloo", "hub-shm"])
 def test_ranks_of_a_row_on_a_gpu_are_fresh_processes_that_know_theirs(
     row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

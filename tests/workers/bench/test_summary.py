@@ -38,8 +38,10 @@ def test_the_committed_measurement_has_nothing_wrong() -> None:
     assert [each.row for each in read_entries(MEASURED) if each.wrong] == []
 
 
-def test_a_row_on_a_gpu_is_held_against_the_limit_there() -> None:
+def test_a_row_is_held_against_the_limit_of_its_device_and_wire() -> None:
     on_cpu = [made("hub-shm", 2, 25.0), made("bound-memory", 2, 20.0)]
+    encrypted = render([*on_cpu, made("hub-zmq-aes", 2, 6.0), made("raw-tcp-aes", 2, 5.0)])
+    assert cells(encrypted, "hub-zmq-aes") == ["6 (0.6)", "1.20"]
     text = render([*on_cpu, made("hub-cuda", 2, 3.0), made("bound-cuda", 2, 2.0)])
     assert cells(text, "hub-cuda") == ["3 (0.3)", "1.50"]
     assert GPU_NOTE in text

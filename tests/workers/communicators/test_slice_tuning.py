@@ -16,12 +16,14 @@ from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
 from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
+from hubring.workers.collectives.groups import barrier
 from hubring.workers.communicators import slice_sizes
 from hubring.workers.communicators import slice_tuning as slicing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.slice_tuning import SliceTrial
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.contract.models import attached, linear, train_two_groups
+from tests.contract.models import attached, linear
+from tests.reports.training import Job, mlp, prepared, trained
 from tests.support.training.ranks import LIMIT, HubRanks, Seat, of_shard
 
 SIZES = (128, 64, 256, 1 << 20)
@@ -31,7 +33,10 @@ SIZES = (128, 64, 256, 1 << 20)
 LONG = 1e6
 """Seconds in which every turn has its time, however slow the machine."""
 
-train = partial(train_two_groups, make=lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9))
+
+def train(communicator: Communicator) -> list[torch.Tensor]:
+    job = Job(communicator)
+    return trained(job, *prepared(job, mlp()))
 
 
 class AskingSeat(Seat):
@@ -116,8 +121,10 @@ def test_every_size_gets_its_turns_and_all_ranks_choose_alike(
 
 def test_bytes_moved_by_a_trial_are_not_counted_as_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
     def moved(communicator: Communicator) -> tuple[int, int]:
-        train_two_groups(communicator, lambda groups: torch.optim.SGD(groups, lr=0.1))
-        return communicator.traffic.bytes_sent, communicator.traffic.bytes_received
+        train(communicator)
+        found = communicator.traffic.bytes_sent, communicator.traffic.bytes_received
+        barrier(communicator=communicator)  # a rank that leaves makes the others exchange what they know
+        return found
 
     counts = []
     monkeypatch.setattr(slicing, "BUDGET", LONG)

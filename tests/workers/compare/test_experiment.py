@@ -115,11 +115,28 @@ def test_flags_of_stragglers_and_losses_leave_alone_what_they_do_not_name(tmp_pa
         ({"job": "digit"}, "no job .digit.; expected one of digits, char-lm"),
         ({"arguments": "--title 'two"}, "--arguments --title .two: No closing quotation"),
         ({"kill": "1@5", "rows": "ddp"}, r"row ddp does not survive a lost worker; remove the row .*--kill"),
+        ({"rows": "ddp,ddp-hub"}, r"row ddp-hub trains scripts that make .* of their own; set script"),
+        ({"script": "a.py", "seeds": "0", "metric_regex": "loss ,"}, r"loss , has no group; put the number"),
+        ({"script": "a.py", "seeds": "0", "metric_regex": "loss ("}, r"loss \(: missing \)"),
+        (
+            {"script": "a.py", "seeds": "0", "metric_regex": "(x)", "rows": "ddp-hub", "rate": "1gbit"},
+            "row ddp-hub needs one machine",
+        ),
+        (
+            {"script": "a.py", "seeds": "0", "metric_regex": "(x)", "rows": "ddp,ring"},
+            r"row ring needs a script with lines of Hubring, .* \(--rows ddp,ddp-hub\)",
+        ),
     ],
 )
 def test_flags_that_make_no_sense_are_refused_with_their_mend(flags: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         load_experiment(None, flags)
+
+
+@pytest.mark.parametrize(("metric", "rises"), [("test_loss", False), ("accuracy", True)])
+def test_a_loss_is_better_if_it_is_lower(metric: str, rises: bool) -> None:
+    asked = experiment(job=None, script=Path("a.py"), metric=metric, seeds=(0,))
+    assert asked.yardstick.rising == rises
 
 
 def test_words_in_quotes_are_one_argument() -> None:

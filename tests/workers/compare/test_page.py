@@ -224,3 +224,21 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(value: float) -> 
     odd = replace(entry, numbers=entry.numbers | {"step_ms": Number([value], value, value, value)})
     with pytest.raises(HubringError, match=rf"rows\[0\]\.numbers\.step_ms\.values\[0\] is {value}"):
         encode(replace(findings, rows=[odd]))
+
+
+def test_a_setting_that_calibrated_its_row_is_neither_drawn_nor_scored(tree: Node) -> None:
+    lines = [
+        line for line in tree.section("predictions").all("tr") if "hub-" in line.text or "ring" in line.text
+    ]
+    own = [line.text for line in lines if "yes, so it does not count" in line.text]
+    assert own
+    assert all("%" not in text for text in own)
+    drawn = [each.text for each in tree.section("predictions").one("figure").all("title")]
+    assert drawn
+    assert not any(text.startswith("ring") for text in drawn), "ring was calibrated in all settings"
+
+
+def test_predictions_of_rows_whose_error_nobody_measured_are_marked(tree: Node) -> None:
+    lines = {line.text for line in tree.section("predictions").all("tr")}
+    assert all(("(not scored)" in text) == ("hub-ssp" in text or "hub-aggregate" in text) for text in lines)
+    assert any("(not scored)" in text for text in lines)

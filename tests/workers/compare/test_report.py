@@ -48,8 +48,8 @@ def test_versions_of_the_script_are_told_on_the_page_and_in_every_later_report(t
     own = {"job": None, "script": script, "metric": "loss", "rising": False, "arguments": ("{seed}",)}
     results, _ = carried_out(tmp_path / "out", Edited(script=script), rows=("ring",), **own)
     said = (
-        "train.py changed between runs: n2 k1 ring seed0 and n2 k1 ring seed1 ran different versions of it,"
-        " so do not compare them. To run one version everywhere, use another --out."
+        "train.py changed between runs: n2 k1 ring seed0 and n2 k1 ring seed1 ran different versions of it."
+        " To run one version everywhere, use another --out."
     )
     assert said in results["verdict"]
     assert said in html_tree((tmp_path / "out" / "report.html").read_text()).text

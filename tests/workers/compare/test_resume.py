@@ -67,13 +67,16 @@ def test_a_link_that_cannot_be_had_is_refused_before_anything_is_measured(
         command._run(linked, tmp_path, None)
 
 
-@pytest.mark.parametrize(("backend", "calibrates"), [("gloo", True), ("nccl", False)])
+@pytest.mark.parametrize(
+    ("backend", "workers", "calibrates"),
+    [("gloo", (2, 4), True), ("gloo", (2,), False), ("nccl", (2, 4), False)],
+)
 def test_only_what_is_predicted_is_calibrated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, calibrates: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, workers: tuple[int, ...], calibrates: bool
 ) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(Comparison, "run", lambda *given: asked.append(given[3] is not None))
-    command._run(experiment(backend=backend), tmp_path, None)
+    command._run(experiment(backend=backend, workers=workers), tmp_path, None)
     assert asked == [calibrates]
 
 

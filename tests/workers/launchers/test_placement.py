@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
+import socket
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from hubring.ps.core.errors import ConfigError
+from hubring.workers.launchers.known_launchers import meeting_variables
 from hubring.workers.launchers.placement import detect, set_aside
+from hubring.workers.runtime.script_groups import export_place
 
 
 def variables(prefix: str, text: str) -> dict[str, str]:
@@ -145,3 +150,24 @@ def test_a_pods_hostname_says_nothing_where_somebody_else_says_the_rank() -> Non
 def test_variables_of_an_outer_launcher_are_ignored_and_reported() -> None:
     assert "SLURM_PROCID=6" in set_aside({**SRUN, **TORCHRUN})
     assert set_aside(SRUN) == ()
+
+
+def test_the_port_for_a_scripts_own_group_is_held_until_rank_0_listens_there() -> None:
+    with meeting_variables({}) as meeting:
+        host, port = meeting["MASTER_ADDR"], int(meeting["MASTER_PORT"])
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("", port))
+        for _ in range(2):  # the script may make its group again
+            TCPStore(host, port, 1, is_master=True).set("key", "value")
+
+
+def test_a_meeting_place_that_another_launcher_gave_counts() -> None:
+    given = {"MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
+    with meeting_variables(given) as meeting:
+        assert meeting == {}
+
+
+def test_flags_agree_with_the_place_that_they_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    export_place(detect(os.environ, rank=1, world_size=2, local_rank=1))
+    assert detect(os.environ, rank=1, world_size=2, local_rank=1).local_rank == 1

@@ -106,3 +106,14 @@ def test_settings_are_checked_before_anything_starts() -> None:
         hubring.launch(print, mode="async")
     with pytest.raises(UsageError, match="nproc=0: expected at least 1"):
         hubring.launch(print, nproc=0)
+
+
+def test_a_group_of_torch_in_the_function_is_the_hubs_if_asked() -> None:
+    def sum_ranks() -> tuple[float, str]:
+        torch.distributed.init_process_group("gloo")
+        total = torch.tensor(float(torch.distributed.get_rank() + 1))
+        torch.distributed.all_reduce(total)
+        return total.item(), torch.distributed.get_backend()
+
+    assert hubring.launch(sum_ranks) == [(3.0, "gloo")] * 2
+    assert hubring.launch(sum_ranks, as_gloo=True) == [(3.0, "hubring")] * 2

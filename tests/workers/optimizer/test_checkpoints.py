@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hubring.ps.checkpoint.checkpoint_folder import Manifest, begin, publish
 from hubring.ps.core.errors import ConfigError, NonFinite
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.base import Communicator
@@ -86,6 +87,14 @@ def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(
         assert state.keys() == expected.keys()
         for index, values in expected.items():
             assert all(torch.equal(state[index][name], value) for name, value in values.items())
+
+
+def test_a_ring_in_the_folder_of_a_hub_says_that_it_starts_afresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(begin(tmp_path), Manifest("job", "bsp", 7, 1, (), (), ()))
+    checkpoints(tmp_path)
+    assert f"starts at step 0: the checkpoint of step 7 in {tmp_path} is a hub's" in caplog.text
 
 
 def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(tmp_path: Path) -> None:

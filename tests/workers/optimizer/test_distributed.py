@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import logging
 from contextlib import closing, nullcontext
-from typing import Any
 
 import pytest
-import torch
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import StagedRanks
 from tests.support.training.training_scripts import (
-    SCRIPTS,
-    SMALL,
     STEPS,
     Step,
-    assert_same,
     batches,
     build,
     clipped_step,
@@ -30,34 +23,13 @@ from tests.support.training.training_scripts import (
     never_zeroing_step,
     new_scaler,
     number_of_buckets,
-    parameters_of,
     plain_step,
     pushes_during_backward,
     replacing_step,
     scaled_step,
     single_server,
-    train_plain,
     wrap,
 )
-
-
-@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
-@pytest.mark.parametrize("step", SCRIPTS)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True),
-        lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
-    ],
-    ids=["SGD", "AdamW"],
-)
-def test_alone_training_is_bitwise_that_of_torch(step: Step, make: Any) -> None:
-    model = build()
-    optimizer = DistributedOptimizer(make(model), model, communicator=LocalCommunicator(), bucket_bytes=SMALL)
-    for batch in batches():
-        step(model, optimizer, batch)
-    assert_same(parameters_of(model), train_plain(step, make))
-    assert optimizer.completed_steps == STEPS
 
 
 @pytest.mark.parametrize("step", [plain_step, module_zero_step, closure_step, never_zeroing_step])

@@ -40,7 +40,7 @@ def test_equal_parameters_pass_in_any_memory_format(
         check_same_parameters(own, communicator)
 
     stepping.run(action)
-    assert not caplog.records
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def flip(name: str) -> Callable[[dict[str, Tensor]], object]:

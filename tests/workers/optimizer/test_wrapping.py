@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +88,22 @@ def copied(model: nn.Module) -> torch.optim.Optimizer:
 def test_a_wrong_call_is_refused_with_what_to_pass(call: Callable[[nn.Module], object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         call(build())
+
+
+@pytest.mark.slow
+def test_a_ddp_model_of_before_the_first_use_of_hubring_is_found() -> None:
+    code = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(2, 1)
+class OfTheScript(torch.nn.parallel.DistributedDataParallel):
+    pass
+parallel = OfTheScript(model)
+from hubring.workers.optimizer.model_checks import check_averaging
+check_averaging(torch.nn.Module(), model.parameters())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ConfigError: the model is in a DistributedDataParallel, which averages" in ended.stderr
 
 
 def test_an_optimizer_that_the_hub_cannot_run_is_refused_at_once() -> None:

@@ -164,3 +164,30 @@ def test_a_session_is_left_at_exit_even_if_init_fails_after_it_began(
         context.init()
     assert registered == [context._leave_at_exit]
     assert context.started() is joined
+
+
+def test_the_writer_of_metrics_may_be_slow_after_the_job_knows_that_the_worker_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[str] = []
+
+    class Session:
+        """Of a hub that has the worker."""
+
+        waiting, mode, serves, stop_after = Waiting(), "bsp", False, 0
+
+        def leave(self, *_: object) -> None:
+            done.append("left")
+
+        def await_end(self) -> None:
+            """The job is over."""
+
+        def close(self) -> None:
+            done.append("closed")
+
+    one = worker(Session())
+    export: Any = SimpleNamespace(close=lambda finished: done.append(f"written {finished}"))
+    one.export = export
+    monkeypatch.setattr(context, "_current", one)
+    context.shutdown()
+    assert done == ["left", "closed", "written True"]

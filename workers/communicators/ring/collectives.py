@@ -68,7 +68,10 @@ class Summed:
         size, half = self._ring.size, self._half
         if not gradients.numel():
             return Work(what, 0)
-        if half is None:
+        op = dist.ReduceOp.SUM
+        if half is None and self._ring.backend == "shm":  # divides in the cache
+            work, tensor, op = RingWork(what), gradients, dist.ReduceOp.AVG
+        elif half is None:
             work, tensor = RingWork(what, lambda: gradients.div_(size)), gradients
         else:
             work, tensor = RingWork(what, lambda: gradients.copy_(half)), half
@@ -76,7 +79,7 @@ class Summed:
                 piece = slice(begin, begin + PIECE)
                 half[piece].copy_(gradients[piece].mul(1 / size))
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
+        options.reduceOp = op  # type: ignore[assignment]
         self._ring.start(work, lambda group: group.allreduce([tensor], options))
         return work
 
@@ -234,9 +237,13 @@ def _summed(operation: Operation, at: int | None) -> list[Tensor]:
     wide = [_WIDER.get(tensor.dtype, tensor.dtype) for tensor in operation.tensors]
     for dtype in dict.fromkeys(wide):
         places = [place for place, its in enumerate(wide) if its is dtype]
-        flat = torch.cat([operation.tensors[place].reshape(-1).to(dtype) for place in places])
-        _reduce_into(operation, flat, at)
-        averaged(flat, operation.ring.size, operation.call.op)
+        parts = [operation.tensors[place].reshape(-1).to(dtype) for place in places]
+        if operation.ring.on_host is not None and len(parts) == 1:
+            flat = torch.empty_like(parts[0])
+            _reduce_into(operation, flat, None, parts[0])
+        else:
+            flat = torch.cat(parts)
+            _reduce_into(operation, flat, at)
         for place, piece in zip(
             places, torch.split(flat, [operation.tensors[one].numel() for one in places]), strict=True
         ):
@@ -245,16 +252,21 @@ def _summed(operation: Operation, at: int | None) -> list[Tensor]:
     return [totals[place] for place in range(len(wide))]
 
 
-def _reduce_into(operation: Operation, flat: Tensor, at: int | None) -> None:
+def _reduce_into(operation: Operation, flat: Tensor, at: int | None, *given: Tensor) -> None:
+    """Reduces in place, or into `flat` what is given, which only one host's memory can."""
+    ring, op = operation.ring, operation.call.op
     options: Any = dist.AllreduceOptions() if at is None else dist.ReduceOptions()
-    options.reduceOp = REDUCTIONS[operation.call.op]
+    divides = ring.on_host is not None and op is ReduceOp.AVERAGE
+    options.reduceOp = dist.ReduceOp.AVG if divides else REDUCTIONS[op]
     if not flat.numel():
         return
     if at is None:
-        operation.ring.run(operation.what, lambda group: group.allreduce([flat], options))
+        ring.run(operation.what, lambda group: group.allreduce([flat], options, *given))
     else:
         options.rootRank = at
-        operation.ring.run(operation.what, lambda group: group.reduce([flat], options))
+        ring.run(operation.what, lambda group: group.reduce([flat], options))
+    if not divides:
+        averaged(flat, ring.size, op)
 
 
 def _gathered(operation: Operation) -> list[list[Tensor]]:

@@ -1,4 +1,4 @@
-"""The ring's communicator: Gloo or NCCL averages gradients, and every worker steps."""
+"""The ring's communicator: shared memory, Gloo or NCCL averages gradients, and every worker steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from hubring.workers.communicators.ring import collectives
 from hubring.workers.communicators.ring.collectives import PIECE, Gathered, RingMean, ring_mean
 from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.process_group import Ring, Witness
-from hubring.workers.communicators.ring.scheduler import CallResults, RingScheduler
+from hubring.workers.communicators.ring.results import CallResults
+from hubring.workers.communicators.ring.scheduler import RingScheduler
 from hubring.workers.communicators.ring.transfers import Transfers
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class AllreduceCommunicator(Communicator):
         size: Number of workers.
         store: The store through which ranks connect.
         host: This worker's address for the other ranks.
-        backend: `gloo`, or `nccl` if every rank has its own GPU.
+        backend: See `Ring`. `nccl` if every rank has its own GPU.
         device: The model's device.
         timeout: Seconds that one exchange may take.
         compress: Codec of the gradients, as in `hubring.ps.core.types`; empty: no compression.
@@ -68,7 +69,7 @@ class AllreduceCommunicator(Communicator):
         store: RingStore,
         *,
         host: str,
-        backend: str = "gloo",
+        backend: str | None = None,
         device: torch.device | str = "cpu",
         timeout: float = 300.0,
         compress: str = "",
@@ -95,6 +96,8 @@ class AllreduceCommunicator(Communicator):
         self._results = results
         self._store, self._host, self._backend = store, host, backend
         self._rings: list[Ring] = []
+        self._beside: list[Ring] = []
+        """The ring of the transfers, if it is not that of the collectives."""
         self._schedulers: dict[tuple[int, ...], RingScheduler] = {}
         """By members; the empty tuple is all ranks."""
         self._transfers = Transfers()
@@ -119,26 +122,34 @@ class AllreduceCommunicator(Communicator):
             if self._results is None:  # members of a ring that heals have met
                 with self.waiting:
                     self._store.meet(self.rank, self.size)
-            witness = None
-            if self._results is not None and self._backend == "nccl":
-                witness = Witness(self._open_gloo(self.rank, self.size, self._store.within("witness")))
             try:
-                self.ring = self._open(store=self._store.within("gradients"), witness=witness)
-            except HubringError as error:
-                if witness is not None:
-                    witness.abort(error)  # or the other members would wait for this one
-                raise
-            try:
-                scheduler = self._scheduler(range(self.size), self._store.within("collectives"))
+                self._open_all()
             except HubringError as error:
                 if self._results is not None:
-                    self.ring.abort(error)  # as above
+                    self.abort(error)  # or the other members would wait for this one
                 raise
-            self._rings.append(self.ring)
-            self._transfers.ring = scheduler.ring
-            self._schedulers[()] = scheduler
+            log.info("rank %d of %d, ring over %s", self.rank, self.size, self.backend)
         if self._error is not None:
             self.fail(self._error)
+
+    def _open_all(self) -> None:
+        witness, everyone = None, range(self.size)
+        if self._results is not None and self._backend == "nccl":
+            witness = Witness(self._open_on_host(everyone, "witness", "gloo"))
+        try:
+            self.ring = self._open(store=self._store.within("gradients"), witness=witness)
+        except HubringError as error:
+            if witness is not None:
+                witness.abort(error)
+            raise
+        self._rings.append(self.ring)
+        self.backend = self.ring.backend
+        collectives = self._open_on_host(everyone, "collectives")
+        self._schedulers[()] = RingScheduler(collectives, everyone, self._results)
+        self._transfers.ring = collectives
+        if collectives.backend == "shm":  # which runs one operation at a time
+            self._transfers.ring = self._open_on_host(everyone, "transfers", "gloo")
+            self._beside.append(self._transfers.ring)
 
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> int:
         self.connect()
@@ -211,8 +222,8 @@ class AllreduceCommunicator(Communicator):
             name = sha256(str(ranks).encode()).hexdigest()[
                 :16
             ]  # of many ranks, which the server's keys cannot hold
-            store = self._store.within(f"{name}.{self._met[ranks]}")
-            self._schedulers[ranks] = self._scheduler(ranks, store)
+            ring = self._open_on_host(ranks, f"{name}.{self._met[ranks]}")
+            self._schedulers[ranks] = RingScheduler(ring, ranks)
 
     def close_group(self, ranks: tuple[int, ...]) -> None:
         self._users[ranks] -= 1
@@ -236,15 +247,17 @@ class AllreduceCommunicator(Communicator):
             scheduler.take_part(call, (), part)
         joined.when_done(on_end)
 
-    def _scheduler(self, members: Sequence[int], store: RingStore) -> RingScheduler:
-        """Makes a scheduler. Collectives always use Gloo and host memory, also with NCCL for gradients."""
-        ring = self._open_gloo(members.index(self.rank), len(members), store)
-        return RingScheduler(ring, members, self._results if len(members) == self.size else None)
-
-    def _open_gloo(self, rank: int, size: int, store: RingStore) -> Ring:
-        """Opens a ring in host memory, whose operations have no timeout."""
-        cpu = torch.device("cpu")
-        return self._connect(rank, size, store, backend="gloo", device=cpu, host=self._host, patient=True)
+    def _open_on_host(self, members: Sequence[int], name: str, backend: str | None = None) -> Ring:
+        """Opens a ring in host memory, whose operations have no timeout, also with NCCL for gradients."""
+        return self._connect(
+            members.index(self.rank),
+            len(members),
+            self._store.within(name),
+            backend=backend or ("gloo" if self._backend == "nccl" else self._backend),
+            device=torch.device("cpu"),
+            host=self._host,
+            patient=True,
+        )
 
     def is_held(self) -> bool:
         return self._transfers.idle and not any(one.runs for one in list(self._schedulers.values()))
@@ -252,14 +265,15 @@ class AllreduceCommunicator(Communicator):
     def fail(self, error: HubringError) -> None:
         """Fails every exchange. The session calls it, from any thread, when the ring cannot continue."""
         self._error = error
-        for ring in [*self._rings, *[scheduler.ring for scheduler in list(self._schedulers.values())]]:
+        schedulers = list(self._schedulers.values())
+        for ring in [*self._rings, *self._beside, *[scheduler.ring for scheduler in schedulers]]:
             ring.fail(error)
 
     def abort(self, error: HubringError) -> None:
         """Ends all exchanges on all ranks, and waits until none is left on this one; it needs `results`."""
         for scheduler in self._schedulers.values():
             scheduler.abort(error)
-        for ring in self._rings:
+        for ring in (*self._rings, *self._beside):
             ring.abort(error)
 
     def close(self, *, finished: bool) -> None:
@@ -267,7 +281,7 @@ class AllreduceCommunicator(Communicator):
             self.fail(RingBroken(f"rank {self.rank} left the ring before its exchanges were done"))
         for scheduler in self._schedulers.values():
             scheduler.close()
-        for ring in self._rings:
+        for ring in (*self._rings, *self._beside):
             ring.close()
 
     def _prepare(self, bucket: Bucket) -> None:

@@ -16,7 +16,7 @@ import socket
 import threading
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from hubring.ps.client.rendezvous import Board
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
+from hubring.ps.core.torch_internals import gloo_group, nccl_group
 from hubring.ps.core.work import Work
 from hubring.ps.job.generations import MEETING
 
@@ -107,9 +108,9 @@ class RingStore(Store):
 
 
 def gist(cause: Exception) -> str:
-    """Returns the message of a torch error without source location, advice and stack."""
+    """Returns the message of an operation's error without source location, advice and stack."""
     first = str(cause).split("\n")[0].split(" This is typically")[0]
-    return re.sub(r"^\[\S+:\d+\] ", "", first).rstrip(". ")
+    return re.sub(r"^\[\S+:\d+\] ", "", first).rstrip(". ").removesuffix(". Restart the job")
 
 
 ATTEMPTS = 10
@@ -204,7 +205,7 @@ def open_group(
         RingBroken: The ranks could not connect to each other.
         HubringError: The job has failed meanwhile.
     """
-    try:
+    with connecting(rank, size, timeout):
         if backend == "gloo":
             if connections is None:
                 # By default Gloo uses the address of the host name, on many systems a loopback address.
@@ -212,10 +213,7 @@ def open_group(
             else:
                 connections.introduce(store, rank, size)
                 made = connections.device
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._devices = [made]
-            options._timeout = timedelta(seconds=timeout)
-            group: Any = dist.ProcessGroupGloo(store, rank, size, options)
+            group: Any = gloo_group(store, rank, size, made, timeout)
             # Without a barrier, a connected rank could leave while other ranks still connect.
             group.barrier().wait()
         elif backend == "nccl":
@@ -224,15 +222,22 @@ def open_group(
                 return group  # it connects later
             connect_nccl(group, store, device, timeout, watch)
         else:
-            raise ConfigError(f"the ring's backend is {backend!r}; use gloo or nccl")
+            raise ConfigError(f"the ring's backend is {backend!r}; use shm, gloo or nccl")
         if rank == 0 and isinstance(store, RingStore):
             store.forget()
+    return group
+
+
+@contextmanager
+def connecting(rank: int, size: int, timeout: float) -> Iterator[None]:
+    """Translates the errors of a group that the ranks could not open."""
+    try:
+        yield
     except (RuntimeError, DeadlineExceeded) as cause:
         raise RingBroken(
             f"rank {rank} of {size} could not connect to the other ranks within {timeout:g} s (--timeout):"
             f" {gist(cause)}"
         ) from cause
-    return group
 
 
 def open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout: float) -> Any:
@@ -246,9 +251,7 @@ def open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout:
     if device.type != "cuda":
         raise ConfigError(f"backend nccl needs a GPU, but the device is {device}; use gloo")
     torch.cuda.set_device(device)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout)
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+    return nccl_group(store, rank, size, timeout)
 
 
 def connect_nccl(group: Any, store: Store, device: torch.device, timeout: float, watch: Work) -> None:

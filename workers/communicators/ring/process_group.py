@@ -5,6 +5,9 @@ that is stopped or unreachable, and an operation cannot be cancelled. Then the c
 the ranks calls `fail`. A failed group is never destroyed: destroying it waits for the pending
 operation or aborts the process, even at exit.
 
+The memory of one host has the same place as Gloo (`hubring.workers.communicators.ring.host_group`). It also
+notices that a process ended, and its operations can be ended.
+
 NCCL's operations wait without end for a lost member. When they are aborted they end as if they were complete,
 and the last signals of an aborted operation can also end those of other members, with wrong sums. So each
 member keeps a receive over Gloo pending, which fails when its neighbor's connection closes, and an operation
@@ -15,21 +18,26 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from hubring.ps.core.errors import HubringError, RingBroken
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken
 from hubring.ps.core.work import Work
+from hubring.workers.communicators.host.marks import tensor_over
 from hubring.workers.communicators.ring.group import GroupConnections, gist, open_group
+from hubring.workers.communicators.ring.host_group import HostGroup, open_host_group
 from hubring.workers.communicators.ring.work import ConfirmedWait, Operations, RingWork
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Launch = Callable[[Any], Any]
 """Starts one operation on a process group and returns torch's handle."""
@@ -39,6 +47,8 @@ FOREVER = timedelta(days=3650)
 
 ABORT_SECONDS = 10.0
 """How long operations may take to notice that their connections are cut; a group that does not is left."""
+
+_CPU = torch.device("cpu")
 
 FIRST_BYTES = 504
 """Bytes of a gathered tensor that are sent together with its length."""
@@ -58,7 +68,7 @@ class Ring:
         rank: This process's rank.
         size: Number of ranks.
         store: The store through which ranks connect.
-        backend: `gloo` or `nccl`.
+        backend: `shm`, `gloo` or `nccl`; None: `shm` if all ranks are on one host, else `gloo`.
         device: Device of the tensors.
         host: This process's address for the other ranks.
         timeout: Seconds that connecting, and each operation, may take.
@@ -67,6 +77,11 @@ class Ring:
         abortable: Whether `abort` may be called; with `nccl` it needs a witness.
         witness: Notices lost members for a ring over NCCL, which aborts it in the end. Operations are then
             done once they have ended on all members, also on a GPU.
+        group: The process group, if it is open already.
+
+    Attributes:
+        backend: `shm`, `gloo` or `nccl`.
+        on_host: The process group of `shm`.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -77,37 +92,51 @@ class Ring:
         self,
         rank: int,
         size: int,
-        store: Store,
+        store: Store | None = None,
         *,
-        backend: str,
-        device: torch.device,
-        host: str,
-        timeout: float,
+        backend: str | None = None,
+        device: torch.device = _CPU,
+        host: str = "",
+        timeout: float = 0.0,
         patient: bool = False,
         connect_timeout: float | None = None,
         abortable: bool = False,
         witness: Witness | None = None,
+        group: HostGroup | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
         self.timeout = None if patient else timeout
-        self._connections = GroupConnections(host) if abortable and backend == "gloo" else None
+        limit = connect_timeout or timeout
+        assert store is not None or group is not None
+        if store is not None and backend in (None, "shm"):
+            group = open_host_group(rank, size, store, limit)
+        self.on_host = group
+        if backend == "shm" and self.on_host is None:
+            raise ConfigError(
+                "backend shm: the members of the ring are not on one host, or not one user's; use gloo"
+            )
+        self.backend = "shm" if self.on_host is not None else backend or "gloo"
+        self._connections = GroupConnections(host) if abortable and self.backend == "gloo" else None
         self._witness = witness
         watch = witness.watch if witness is not None else None
         # Half of the time: the ring heals before callers give up.
         wait = RingWork.settle if witness is None else ConfirmedWait(device, witness.confirm, timeout / 2)
-        limit = connect_timeout or timeout
-        self._group = open_group(rank, size, store, backend, device, host, limit, self._connections, watch)
+        self._group: Any = group
+        if store is not None and group is None:
+            self._group = open_group(
+                rank, size, store, self.backend, device, host, limit, self._connections, watch
+            )
         self.operations = Operations(rank, wait)  # its thread would stay if the ranks could not connect
         if watch is not None:
             watch.when_done(lambda ended: self.fail(RingBroken(str(ended.error))) if ended.error else None)
-        if patient or connect_timeout is not None:
+        if patient or connect_timeout is not None or self.on_host is not None:
             self._group.set_timeout(FOREVER if patient else timedelta(seconds=timeout))
         self._store = store
         self._exchanges, self._exchange_ended = 0, threading.Condition()
         """How many calls of `exchange` wait for torch."""
-        for kept in (self._group, store):  # never destroy them, unless `close` drops this reference
+        for kept in () if self.on_host else (self._group, store):  # never destroyed, unless by `_release`
             _python.Py_IncRef(kept)
 
     def start(self, work: RingWork, launch: Launch) -> None:
@@ -126,9 +155,26 @@ class Ring:
 
     def run(self, what: str, launch: Launch) -> None:
         """Starts an operation and waits for it."""
+        if self.on_host is not None and not self.operations.pending:
+            self._run_here(what, launch(self.on_host).wait)
+            return
         work = RingWork(what)
         self.start(work, launch)
         work.wait(self.timeout)
+
+    def _run_here(self, what: str, run: Callable[[], T]) -> T:
+        """Runs an operation in this thread, without which no operation waits."""
+        work = RingWork(what)
+        if self.operations.begin(work):
+            try:
+                result = run()
+            except (RuntimeError, RingBroken, DeadlineExceeded) as cause:
+                self.operations.break_in(work, cause)
+            else:
+                self.operations.end(work)
+                return result
+        work.wait()
+        raise AssertionError("the work has failed")
 
     def exchange(self, whose: Work, launch: Launch) -> None:
         """Starts an operation and waits for it in this thread, so that it does not delay other operations.
@@ -161,6 +207,10 @@ class Ring:
         Without `lengths`, the first operation gathers each length with the first bytes of the tensor.
         A second operation gathers the remaining bytes, if there are any.
         """
+        if self.on_host is not None and lengths is None and not self.operations.pending:
+            gathered = self.gather_on_host(what, data.numpy().data)
+            assert gathered is not None
+            return [tensor_over(one).clone() for one in gathered]  # the next operation uses their memory
         if lengths is not None:
             return self._gather_padded(what, data, lengths)
         first = torch.zeros(_WORD + FIRST_BYTES, dtype=torch.uint8, device=self.device)
@@ -175,9 +225,32 @@ class Ring:
         tails = self._gather_padded(what, data[FIRST_BYTES:], left)
         return [torch.cat([head, tail]) for head, tail in zip(heads, tails, strict=True)]
 
+    def gather_on_host(
+        self, what: str, data: memoryview | None, until: float = math.inf
+    ) -> list[memoryview] | None:
+        """As `gather`, of bytes on one host. They are valid until the next operation.
+
+        Args:
+            what: What the operation is for.
+            data: This rank's bytes; None to go on with a gather that has begun.
+            until: By `time.monotonic`. Returns None if a member has not come by then. Call it again before
+                any other operation.
+        """
+        group = self.on_host
+        assert group is not None
+
+        def gather() -> list[memoryview] | None:
+            if data is not None:
+                group.begin_gather(data)
+            return group.end_gather(until)
+
+        return self._run_here(what, gather)
+
     def fail(self, error: HubringError) -> None:
         """Fails all current and later operations. Safe to call from any thread."""
         self.operations.fail(error)
+        if self.on_host is not None:
+            self.on_host.fail(str(error))
 
     def abort(self, error: HubringError) -> None:
         """Ends all operations on all members, and destroys the group.
@@ -194,9 +267,10 @@ class Ring:
         if self._witness is not None:
             self._witness.abort(error)  # ends a confirmation
             _bounded(group.abort)
-        else:
-            assert connections is not None
+        elif connections is not None:
             connections.cut()
+        else:
+            group.close(str(error))
         self._connections = None  # its device ends with the group, though a traceback may keep this ring
         with self._exchange_ended:
             ended = self._exchange_ended.wait_for(lambda: not self._exchanges, ABORT_SECONDS)
@@ -218,14 +292,16 @@ class Ring:
         if group is None:
             return
         self.operations.close()
-        if not self.operations.failed:
+        if self.on_host is not None:
+            self.on_host.close(f"rank {self.rank} has left the ring")
+        elif not self.operations.failed:
             if self.device.type == "cuda":
                 group.shutdown()  # NCCL warns of a group that is only dropped
             self._release(group)
         self.operations.fail(RingBroken("this worker has left the ring"))
 
     def _release(self, group: Any) -> None:
-        for kept in (group, self._store):
+        for kept in () if self.on_host is not None else (group, self._store):
             _python.Py_DecRef(kept)
 
     def _gather_padded(self, what: str, data: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:

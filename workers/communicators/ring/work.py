@@ -88,6 +88,11 @@ class Operations:
         """Whether the ring has failed."""
         return self._failure is not None
 
+    @property
+    def pending(self) -> bool:
+        """Whether an operation has begun and not ended."""
+        return bool(self._pending)
+
     def begin(self, work: RingWork) -> bool:
         """Adds an operation. If the ring has failed, fails the work and returns False."""
         with self._lock:
@@ -113,7 +118,7 @@ class Operations:
             self._pending.discard(work)
         work.complete_part()
 
-    def break_in(self, work: RingWork, cause: RuntimeError) -> None:
+    def break_in(self, work: RingWork, cause: Exception) -> None:
         """Fails all operations with the backend's error for one of them."""
         if "Timed out" in str(cause):  # Gloo has no other mark for its timeout
             text = f"rank {self._rank}: {work.what} failed: {gist(cause)}"
@@ -148,11 +153,12 @@ class Operations:
             self._thread.join()
 
     def _follow_all(self) -> None:
+        torch.get_num_threads()  # without this call, MKL uses every core in this thread (torch 2.13)
         while (begun := self._begun.get()) is not None:
             work, handle = begun
             try:
                 self._wait(work, handle)
-            except RuntimeError as cause:
+            except (RuntimeError, RingBroken, DeadlineExceeded) as cause:
                 self.break_in(work, cause)
                 continue
             except Exception as error:  # any error (a codec's, for example): later operations wait here

@@ -1,179 +1,26 @@
-"""What a report compares, and what each comparison decides. All are made before any text.
+"""What a report compares. All comparisons are made before any text.
 
-Three things keep a ratio from being decided: chance (`holm`), two runs of the same row that differ as much
-(`MeasurementNoise.floor`), and runs that other programs disturbed (`RowResult.disturbed`).
-
-A report with twenty comparisons at 5 % each names a false winner in most reports. Holm's method keeps
-that probability at 5 % for the whole report: the smallest probability of chance is compared with 5 % / n, the
-next with 5 % / (n - 1), and so on until one fails (Holm, Scandinavian Journal of Statistics, 1979). So every
-comparison that a sentence may use counts, whatever the other comparisons decide.
+A report decides nothing about runs that other programs disturbed (`RowResult.disturbed`), or if the script
+changed between runs. A row that failed is compared with no other row.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from enum import Enum, auto
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from statistics import fmean, stdev
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from hubring.workers.compare.decide.ratio import Ratio, holm, ratio
 from hubring.workers.compare.findings import Findings, RowResult
 from hubring.workers.compare.plan.row import meets
 from hubring.workers.compare.plan.setting import Setting, setting_words
-from hubring.workers.compare.statistics import CONFIDENCE, SPEEDS, Number, quantile, tail
+from hubring.workers.compare.statistics import SPEEDS, Number
 
-EVEN = 1.03
-"""Two numbers closer than this ratio are not decided, whatever their interval."""
-CHANCE = 1 - CONFIDENCE
-"""The largest probability that any sentence of a report names a winner by chance."""
-MOST_SEEDS = 50
-"""If deciding takes more seeds than this, the rows count as equal in practice."""
 SPEED = "samples_per_second"
 """The number that decides which of two rows is faster."""
-
-
-class Decision(Enum):
-    """What a ratio decides."""
-
-    LARGER = auto()
-    SMALLER = auto()
-    EVEN = auto()
-    """The whole interval is close to 1."""
-    DISTURBED = auto()
-    """Other programs disturbed the runs."""
-    ONE_SEED = auto()
-    LIKE_REPEATS = auto()
-    """Two runs of the same row differ as much."""
-    OPEN = auto()
-    """The interval is too wide, or the ratio too close to 1."""
-
-
-class Ratio(Struct, frozen=True):
-    """One number divided by another, paired by seed.
-
-    Attributes:
-        value: The geometric mean over the seeds.
-        spread: Standard deviation of the logarithms; None with one seed.
-        seeds: How many seeds have both numbers.
-        level: The probability of chance at or below which it is decided. A report with many comparisons has a
-            lower level for each.
-        floor: The ratio of two runs of the same row. A ratio closer to 1 is not decided.
-        doubt: Why nothing can be decided on this machine; empty if it can.
-    """
-
-    value: float
-    spread: float | None = None
-    seeds: int = 1
-    level: float = CHANCE
-    floor: float = EVEN
-    doubt: str = ""
-
-    @property
-    def chance(self) -> float:
-        """The probability that two equal rows differ by at least this ratio; 1 with one seed."""
-        if self.spread is None:
-            return 1.0
-        error = self.spread / math.sqrt(self.seeds)
-        away = abs(math.log(self.value))
-        return tail(away / error if error else math.inf * (away > 0), self.seeds - 1) if away else 1.0
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The interval that holds the true ratio in 95 % of cases; None with one seed."""
-        if self.spread is None:
-            return None
-        reach = math.exp(quantile(CHANCE, self.seeds - 1) * self.spread / math.sqrt(self.seeds))
-        return self.value / reach, self.value * reach
-
-    @property
-    def decision(self) -> Decision:
-        """What it decides."""
-        if self.doubt:
-            return Decision.DISTURBED
-        if self.spread is None:
-            return Decision.ONE_SEED
-        away, interval = max(self.value, 1 / self.value), self.interval
-        if away >= self.least and self.chance <= self.level:
-            return Decision.LARGER if self.value > 1 else Decision.SMALLER
-        if interval is not None and 1 / EVEN < interval[0] <= interval[1] < EVEN:
-            return Decision.EVEN
-        return Decision.LIKE_REPEATS if EVEN < away <= self.least else Decision.OPEN
-
-    @property
-    def decided(self) -> bool:
-        """Whether it is larger or smaller than 1. A ratio can be neither decided nor even."""
-        return self.decision in (Decision.LARGER, Decision.SMALLER)
-
-    @property
-    def least(self) -> float:
-        """The smallest ratio that can be decided on this machine."""
-        return max(EVEN, self.floor)
-
-    @property
-    def needed(self) -> int | None:
-        """How many seeds would decide it if they vary as these do; None: over `MOST_SEEDS`, or unknown."""
-        away = abs(math.log(self.value))
-        if self.spread is None or away <= math.log(self.least):
-            return None
-        for seeds in range(self.seeds + 1, MOST_SEEDS + 1):
-            if quantile(self.level, seeds - 1) * self.spread / math.sqrt(seeds) < away:
-                return seeds
-        return None
-
-    @property
-    def to_decide(self) -> str:
-        """How many seeds would decide it, as the end of a sentence; empty if unknown."""
-        return "" if self.needed is None else f"; about {self.needed} seeds would decide it"
-
-    @property
-    def factor(self) -> str:
-        """As text. It can differ from the ratio of the two medians."""
-        return f"a factor of {self}" if self.spread is None else f"a factor of {self} when paired by seed"
-
-    @property
-    def inverse(self) -> Ratio:
-        """The second number divided by the first."""
-        return replace(self, value=1 / self.value)
-
-    @property
-    def range(self) -> str:
-        """The interval as text, with a space before it; empty without one."""
-        if self.interval is None:
-            return ""
-        low, high = (f"{each:.2f}" for each in self.interval)
-        return "" if low == high else f" ({low} to {high})"
-
-    def __str__(self) -> str:
-        return f"{self.value:.2f}{self.range}"
-
-
-def ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
-    """Returns `first / second` for values of the same seeds; None if no seed has both above 0.
-
-    Pairing removes what a seed does to both: an easy start, an unlucky order of the data.
-    """
-    pairs = zip(first, second, strict=True)
-    logs = [math.log(a / b) for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
-    if not logs:
-        return None
-    return Ratio(math.exp(fmean(logs)), stdev(logs) if len(logs) > 1 else None, len(logs))
-
-
-def holm(chances: Iterable[float]) -> float:
-    """Returns the probability of chance at or below which each of these comparisons is decided."""
-    ordered = sorted(chances)
-    threshold = CHANCE / max(1, len(ordered))
-    for rank, chance in enumerate(ordered):
-        step = CHANCE / (len(ordered) - rank)
-        if chance > step:
-            break
-        threshold = step
-    return threshold
-
 
 Comparison = tuple[str, tuple[str, str], tuple[str, str]]
 """A comparison: the number, and the settings and names of two rows in ascending order."""
@@ -210,8 +57,9 @@ class Comparisons:
         for number, *pair in self._wanted():
             first, second = sorted(pair, key=_place)
             found[number, _place(first), _place(second)] = self._ratio(number, first, second)
-        level = holm(each.chance for each in found.values() if each)
-        self.ratios = {key: each and replace(each, level=level) for key, each in found.items()}
+        known = [each.chance for each in found.values() if each]
+        more = {"level": holm(known), "among": len(known)}
+        self.ratios = {key: each and replace(each, **more) for key, each in found.items()}
 
     def ratio(self, number: str, first: RowResult, second: RowResult) -> Ratio | None:
         """Returns a number of one row divided by that of another; None if one has no value."""
@@ -223,10 +71,11 @@ class Comparisons:
     def _ratio(self, number: str, first: RowResult, second: RowResult) -> Ratio | None:
         one, other = first.number(number), second.number(number)
         found = ratio(one.values, other.values) if one and other else None
-        if found is None or number not in SPEEDS:
-            return found
-        doubt = first.disturbed or second.disturbed or ""
-        return replace(found, floor=self.findings.noise.floor, doubt=doubt)
+        if found is None or not (sound(first) and sound(second)):
+            return None
+        upset = (first.disturbed or second.disturbed or "") if number in SPEEDS else ""
+        floor = self.findings.noise.floor if number in SPEEDS else found.floor
+        return replace(found, floor=floor, doubt=script_changes(self.findings) or upset)
 
     def _wanted(self) -> Iterator[tuple[str, RowResult, RowResult]]:
         """Yields every comparison that a sentence may use."""
@@ -261,6 +110,11 @@ class SettingRows(Struct, frozen=True):
     def rows(self) -> list[RowResult]:
         """The rows of the setting, in order."""
         return self.findings.under(self.setting.key)
+
+    @property
+    def sound(self) -> list[RowResult]:
+        """The rows that are compared; a row that failed beats no other, and no other beats it."""
+        return [row for row in self.rows if sound(row)]
 
     @property
     def names(self) -> list[str]:
@@ -306,13 +160,13 @@ class SettingRows(Struct, frozen=True):
     @property
     def _racing(self) -> list[str]:
         """The rows with a speed that should compute the same, so that speed alone decides."""
-        return [row.row for row in self.rows if row.synchronous and row.exact and row.number(SPEED)]
+        return [row.row for row in self.sound if row.synchronous and row.exact and row.number(SPEED)]
 
     @property
     def parallel(self) -> list[str]:
         """Rows to compare with one process."""
         several = self.setting.workers > 1 and self.setting.fault is None
-        return [name for name in self.names if name != "local"] if several else []
+        return [row.row for row in self.sound if row.row != "local"] if several else []
 
     @property
     def asynchronous(self) -> list[tuple[str, str]]:
@@ -320,13 +174,13 @@ class SettingRows(Struct, frozen=True):
         base = next((name for name in ("hub-bsp", "ring", "hub-aggregate") if name in self.parallel), None)
         if base is None or not self.number(base, SPEED):
             return []
-        others = (row for row in self.rows if not (row.synchronous and row.exact))
+        others = (row for row in self.sound if not (row.synchronous and row.exact))
         return [(row.row, base) for row in others if row.number(SPEED)]
 
     @property
     def times(self) -> dict[str, Number]:
         """Seconds to the target, of the rows that reach it with every seed."""
-        found = {row.row: row.number("seconds_to_target") for row in self.rows}
+        found = {row.row: row.number("seconds_to_target") for row in self.sound}
         return {name: time for name, time in found.items() if time is not None and time.complete}
 
     @property
@@ -354,6 +208,12 @@ class SettingRows(Struct, frozen=True):
                 yield "final_metric", name, base
         yield from (("seconds_to_target", one, other) for one, other in combinations(self.times, 2))
 
+    def where(self, besides: str = "") -> str:
+        """Returns what differs from the other settings, except for a word; empty if nothing does."""
+        words = [word for word in self.words or () if word != besides]
+        base = "" if self.words is None or besides else "in the base setting"
+        return f"with {', '.join(words)}" if words else base
+
     def say(self, sentence: str, besides: str = "") -> str:
         """Returns the sentence with the setting in front.
 
@@ -361,14 +221,36 @@ class SettingRows(Struct, frozen=True):
             sentence: Begins in lower case.
             besides: A word of the setting that the sentence itself contains.
         """
-        where = None if self.words is None else [word for word in self.words if word != besides]
-        if where:
-            return f"With {', '.join(where)}: {sentence}"
-        if where is not None and not besides:
-            return f"In the base setting: {sentence}"
+        if where := self.where(besides):
+            return f"{where[0].upper()}{where[1:]}: {sentence}"
         if sentence.split()[0].strip(",") in self.names:  # the name of a row is not capitalized
             return sentence
         return f"{sentence[0].upper()}{sentence[1:]}"
+
+
+def sound(row: RowResult) -> bool:
+    """Whether a row is compared with others: no run failed, or only by a crash, so that the others count."""
+    return row.failed is None or row.partly
+
+
+def script_changes(findings: Findings) -> str:
+    """Returns which runs used different versions of the user's script, as a clause; empty if none did."""
+    runs: dict[str, str] = {}
+    for label, digest in findings.scripts.items():
+        runs.setdefault(digest, label)
+    if len(runs) < 2:
+        return ""
+    one, other, *_ = runs.values()
+    return f"{findings.job.name} changed between runs: {one} and {other} ran different versions of it"
+
+
+def lost(findings: Findings) -> dict[str, str]:
+    """Returns the rows of which runs failed, and why, except after a fault that the experiment asked for."""
+    return {
+        each.row: f"{each.row} failed in {each.failed}"
+        for each in findings.rows
+        if each.failed and meets(each.row, findings.setting(each.setting)).fault is None
+    }
 
 
 def chosen(rows: Sequence[str]) -> str:

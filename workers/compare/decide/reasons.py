@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
+from statistics import median
 
-from hubring.workers.compare.decide.decision import SPEED, Comparisons, Decision, SettingRows
+from hubring.workers.compare.decide.decision import SPEED, Comparisons, SettingRows, script_changes
+from hubring.workers.compare.decide.ratio import Decision
 from hubring.workers.compare.findings import Crossover, Findings, Gate
 from hubring.workers.compare.plan.row import EVERY
 from hubring.workers.compare.plan.setting import grouped, listed, without_servers
@@ -13,6 +16,11 @@ from hubring.workers.compare.predict.score import Score
 
 BEYOND = 1.25
 """Ratio of exchange time to line-rate time above which something else than links is the limit."""
+
+
+DRIFT, FEWEST_STEPS = 1.25, 20
+"""Ratio of the median step in the last third of a run to that in its first third from which on steps drifted,
+and the fewest steps of a third."""
 
 
 def on_a_cluster(findings: Findings) -> bool:
@@ -169,7 +177,7 @@ def _from_on(wins: Mapping[int, bool | None]) -> tuple[int | None, list[int]]:
 
 def caveats(findings: Findings) -> list[str]:
     """Returns what limits the reliability of the results."""
-    asked, gate = findings.asked, findings.gate
+    asked, gate, changed = findings.asked, findings.gate, script_changes(findings)
     apart = any(pair.limit and not pair.passed for pair in gate.pairs)
     replayed = bool(gate.steps) and all(each.passed and each.steps == each.judged for each in gate.steps)
     advice = [*(pair.advice for pair in gate.pairs), *(each.advice for each in gate.steps)]
@@ -184,7 +192,8 @@ def caveats(findings: Findings) -> list[str]:
         f" --tolerance {10 * gate.tolerance:g}.": apart,
         "Each step by itself is what one process makes of the workers' gradients. So rows that differ"
         " differ by rounding, or in the samples and random numbers of their gradients.": apart and replayed,
-        **{text: bool(text) for text in (*advice, *_unjudged(gate), _script_changes(findings))},
+        **{text: bool(text) for text in (*advice, *_unjudged(gate), _drifts(findings))},
+        f"{changed}. To run one version everywhere, use another --out.": bool(changed),
         "Workers slept for part of every step, so the times are those of an emulated machine.": any(
             row.emulated for row in findings.rows
         ),
@@ -192,25 +201,24 @@ def caveats(findings: Findings) -> list[str]:
         "GPUs were not watched: other programs on them, or lower clock rates, would not show here.": (
             findings.noise.gpus
         ),
-        "One seed decides nothing, because any difference can be chance; use three or more.": (
-            len(asked.seeds) == 1
-        ),
     }
     return [text for text, holds in texts.items() if holds]
 
 
-def _script_changes(findings: Findings) -> str:
-    """Returns that runs used different versions of the user's script; empty if they did not."""
-    runs: dict[str, str] = {}
-    for label, digest in findings.scripts.items():
-        runs.setdefault(digest, label)
-    if len(runs) < 2:
-        return ""
-    one, other, *_ = runs.values()
-    return (
-        f"{findings.job.name} changed between runs: {one} and {other} ran different versions of it, so do not"
-        " compare them. To run one version everywhere, use another --out."
-    )
+def _drifts(findings: Findings) -> str:
+    """Returns which runs' steps became longer or shorter, except where a reason is known."""
+    rows, found = {(each.setting, each.row): each for each in findings.rows}, []
+    for curve in findings.curves:
+        row, fault = rows[curve.setting, curve.row], findings.setting(curve.setting).fault
+        times = [after.seconds - before.seconds for before, after in pairwise(curve.loss)]
+        third = len(times) // 3
+        if third < FEWEST_STEPS or row.withheld or row.disturbed or fault:
+            continue
+        drift = median(times[-third:]) / median(times[:third])
+        if not 1 / DRIFT < drift < DRIFT:
+            found.append(f"{drift:.2f} in {curve.row} (seed {curve.seed}, {curve.setting})")
+    said = "Step times drifted within runs. A step of the last third took, as a multiple of one of the first:"
+    return f"{said} {', '.join(found)}." if found else ""
 
 
 def _unjudged(gate: Gate) -> list[str]:

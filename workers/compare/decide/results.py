@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from statistics import fmean, median
@@ -15,13 +15,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
-from hubring.workers.compare.decide import gate
 from hubring.workers.compare.decide.decision import Comparisons
-from hubring.workers.compare.decide.gate import Judgement
-from hubring.workers.compare.decide.measure import Numbers, began, one_of, seen, staleness, steps_of
 from hubring.workers.compare.decide.reasons import crossovers
 from hubring.workers.compare.decide.verdict import answer, verdict
 from hubring.workers.compare.findings import Bandwidth, CurvePoint, Findings, RowResult, RunCurve, thinned
+from hubring.workers.compare.gate import equal_work, same_parameters
+from hubring.workers.compare.gate.same_parameters import Judgement
+from hubring.workers.compare.measure import Numbers, began, one_of, seen, staleness, steps_of
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.row import Row
 from hubring.workers.compare.plan.run_order import PlannedRun, again, counted
@@ -49,7 +49,7 @@ def curve(outcome: RunOutcome, setting: str, metric: str) -> RunCurve:
 
     `loss` is the mean training loss of all ranks per step; above `MOST` points, neighbours are averaged.
     `metric` is rank 0's. Samples are those of all workers up to then
-    (`hubring.workers.compare.decide.measure`). Points before second 0 are drawn at 0.
+    (`hubring.workers.compare.measure`). Points before second 0 are drawn at 0.
     """
     zero, first = began(outcome), outcome.records[0]
     points = [
@@ -93,14 +93,19 @@ def results(
         constants: Constants of the machine; None: not measured, so nothing is predicted.
         checking: Called with the label of each run before its steps are judged.
     """
-    judged = gate.judge(experiment, outcomes, checking)
-    runs = JudgedRuns(experiment, outcomes, numbers, judged)
+    judged = same_parameters.judge(experiment, outcomes, checking)
+    judged = replace(judged, checks={**judged.checks, **equal_work.unrecorded(outcomes, judged.checks)})
+    missing = equal_work.incomplete(experiment, outcomes)
+    numbers = {**numbers, **{label: dict.fromkeys(numbers[label]) for label in missing}}
+    unequal = equal_work.unequal(experiment, outcomes, numbers, judged, missing)
+    runs = JudgedRuns(experiment, outcomes, numbers, judged, missing, unequal)
     measured = Findings(
         command=command,
         asked=experiment,
         job=experiment.yardstick,
         machine=dict(machine),
         noise=runs.noise(),
+        conditions=equal_work.recorded(outcomes),
         settings=experiment.settings,
         gate=judged.gate,
         rows=runs.rows,
@@ -125,19 +130,30 @@ class JudgedRuns(Struct, frozen=True, dict=True):
         outcomes: By label, in the order of the runs.
         numbers: Result of `measure` for each run, by label.
         judged: Result of the gate, which decides what to withhold.
+        incomplete: Why runs lack reports or steps, by label.
+        unequal: Why the speed of runs is withheld, by label, though each of their steps is right.
     """
 
     experiment: Experiment
     outcomes: Mapping[str, RunOutcome]
     numbers: Mapping[str, Numbers]
     judged: Judgement
+    incomplete: Mapping[str, str] = {}
+    unequal: Mapping[str, str] = {}
+
+    def closed_to(self, runs: Collection[str]) -> str | None:
+        """Returns why the speed of these runs, by label, is withheld; None if it is not."""
+        why = [self.judged.closed_to(runs), *(self.unequal[run] for run in runs if run in self.unequal)]
+        return "; ".join(filter(None, dict.fromkeys(why))) or None
 
     @cached_property
     def failures(self) -> dict[str, str]:
         """Why runs have no comparable end, by label."""
         endless = f"its last {self.experiment.yardstick.metric} is not finite"
         found = {
-            label: each.failed or ("" if self.numbers[label]["final_metric"] is not None else endless)
+            label: each.failed
+            or self.incomplete.get(label)
+            or ("" if self.numbers[label]["final_metric"] is not None else endless)
             for label, each in self.outcomes.items()
         }
         return {label: why for label, why in found.items() if why}
@@ -166,14 +182,17 @@ class JudgedRuns(Struct, frozen=True, dict=True):
     def _row(self, setting: Setting, row: Row) -> RowResult:
         by_seed = [counted(self.experiment, setting, row, seed) for seed in self.experiment.seeds]
         labels = [run.label for runs in by_seed for run in runs]
+        whole = [label for label in labels if not self.outcomes[label].crashed]
         failed = [self.failures[label] for label in labels if label in self.failures]
         upset = [self.disturbed[label] for label in labels if label in self.disturbed]
-        withheld = self.judged.closed_to(labels)
-        timed = withheld is None and all(self.numbers[label]["step_ms"] is not None for label in labels)
+        withheld = self.closed_to(labels)
+        ended = [result or {} for label in labels for result in self.outcomes[label].results]
+        over = sorted({str(result["backend"]) for result in ended if result.get("backend")})
+        timed = withheld is None and all(self.numbers[label]["step_ms"] is not None for label in whole)
         return RowResult(
             setting=setting.key,
             row=row.name,
-            about=row.about,
+            about=row.about + (f", over {' and '.join(over)}" if over else ""),
             synchronous=row.synchronous,
             exact=row.exact,
             emulated=row.meets(setting).emulated,
@@ -181,6 +200,7 @@ class JudgedRuns(Struct, frozen=True, dict=True):
             withheld=withheld,
             disturbed=f"{upset[0]} in {len(upset)} of {len(labels)} runs of {row.name}" if upset else None,
             failed=f"{len(failed)} of {len(labels)} runs: {failed[0]}" if failed else None,
+            partly=0 < len(failed) == len(labels) - len(whole) < len(labels),
             numbers={
                 name: None if name in SPEEDS and not timed else self._number(name, by_seed)
                 for name in NUMBERS
@@ -202,7 +222,7 @@ class JudgedRuns(Struct, frozen=True, dict=True):
         shut = {(each.setting, each.row) for each in self.rows if each.withheld is not None}
         for label, outcome in self.outcomes.items():
             run = outcome.run
-            if run.turn or label in self.failures or self.judged.closed_to({label}):
+            if run.turn or label in self.failures or self.closed_to({label}):
                 continue
             settings = self.experiment.settings
             key = next(each.key for each in settings if run.row.meets(each) == run.setting)
@@ -238,7 +258,7 @@ class JudgedRuns(Struct, frozen=True, dict=True):
         pairs = again(self.experiment)
         speeds = [[self.numbers[run.label]["samples_per_second"] for run in pair] for pair in pairs]
         ratios = [second / first for first, second in speeds if first and second]
-        if not ratios or self.judged.closed_to({run.label for pair in pairs for run in pair}):
+        if not ratios or self.closed_to({run.label for pair in pairs for run in pair}):
             return None
         run = pairs[0][0]
         return Repeat(run.setting.key, run.row.name, ratios)

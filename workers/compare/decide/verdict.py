@@ -6,15 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from hubring.workers.compare.decide.decision import (
-    EVEN,
-    SPEED,
-    Comparisons,
-    Decision,
-    Ratio,
-    SettingRows,
-    chosen,
-)
+from hubring.workers.compare.decide.decision import SPEED, Comparisons, SettingRows, chosen, lost
+from hubring.workers.compare.decide.ratio import EVEN, Decision, Ratio
 from hubring.workers.compare.decide.reasons import because, caveats, on_a_cluster
 from hubring.workers.compare.findings import Crossover, Findings
 from hubring.workers.compare.plan.row import meets
@@ -28,11 +21,12 @@ PHRASES: Mapping[str, Mapping[Decision, str]] = {
         Decision.LARGER: "{first} beats {second}: {speeds}, {ratio.factor}.",
         Decision.SMALLER: "{first} loses to {second}: {speeds}, {ratio.inverse.factor}.",
         Decision.EVEN: "{first} is as fast as {second}: {speeds}.",
-        Decision.DISTURBED: "not decided on this machine: {first} against {second}, {speeds}, because"
-        " {ratio.doubt}.",
-        Decision.ONE_SEED: _CLOSE + "; a single run decides nothing, so use three seeds or more.",
+        Decision.DOUBTFUL: "not decided: {first} against {second}, {speeds}, because {ratio.doubt}.",
+        Decision.FEW_SEEDS: _CLOSE + "; fewer than three seeds decide nothing.",
         Decision.LIKE_REPEATS: _CLOSE
         + "; two runs of the same row differ as much on this machine ({ratio.least:.2f}).",
+        Decision.AMONG_MANY: _CLOSE
+        + "; the range excludes 1, but so can chance in one of {ratio.among} comparisons{ratio.to_decide}.",
         Decision.OPEN: _CLOSE + "{ratio.to_decide}.",
     },
     "answer": {
@@ -41,18 +35,20 @@ PHRASES: Mapping[str, Mapping[Decision, str]] = {
         Decision.SMALLER: "On {here} {second} is {ratio.inverse.value:.2f} times as fast{ratio.inverse.range}"
         " as {first}{alone_or_job}.",
         Decision.EVEN: "On {here} {both} are equally fast for this job, within {within:.0%}{alone}.",
-        Decision.DISTURBED: "Not decided between {both}: {ratio.doubt}.",
-        Decision.ONE_SEED: "One seed cannot tell {both} apart; run at least three seeds.",
+        Decision.DOUBTFUL: "Not decided between {both}: {ratio.doubt}.",
+        Decision.FEW_SEEDS: "Not decided between {both}: run at least three seeds.",
         Decision.LIKE_REPEATS: "On {here} {both} differ by no more than two runs of the same row, so neither"
         " wins{alone}.",
+        Decision.AMONG_MANY: "On {here} {both} show no clear difference: the factor's range{ratio.range}"
+        " excludes 1, but so can chance in {ratio.among} comparisons{alone}.",
         Decision.OPEN: "On {here} {both} show no clear difference for this job{ratio.to_decide}{alone}.",
     },
     "pace": {
+        **dict.fromkeys(Decision, _PACES),
         Decision.LARGER: "{first} processes samples {ratio} times as fast as {second}",
         Decision.SMALLER: "{first} processes samples more slowly than {second}, at {ratio} of its speed",
         Decision.EVEN: "{first} is as fast as {second} in samples per second",
-        Decision.DISTURBED: "it is not decided whether {first} or {second} processes more samples per second",
-        **dict.fromkeys((Decision.ONE_SEED, Decision.LIKE_REPEATS, Decision.OPEN), _PACES),
+        Decision.DOUBTFUL: "it is not decided whether {first} or {second} processes more samples per second",
     },
     "time": {
         Decision.LARGER: "takes {ratio} times as long to {goal}",
@@ -87,7 +83,12 @@ def verdict(compared: Comparisons, crossover: Iterable[Crossover]) -> list[str]:
 
 
 def answer(compared: Comparisons) -> str:
-    """Returns the verdict in one sentence. With several settings it counts what each decides."""
+    """Returns the verdict in one sentence, or in two if a row that does not wait for all has its own."""
+    return " ".join(filter(None, (_sooner(compared), _by_speed(compared))))
+
+
+def _by_speed(compared: Comparisons) -> str:
+    """Returns which row is faster. With several settings it counts what each decides."""
     pairs = [
         (scope, scope.pair, ratio)
         for scope in compared.scopes
@@ -96,7 +97,7 @@ def answer(compared: Comparisons) -> str:
     if not pairs:
         return _nothing(compared.findings)
     if len(pairs) > 1:
-        return _count([(_called(scope, pair), ratio) for scope, pair, ratio in pairs])
+        return _count([(scope, _called(scope, pair), ratio) for scope, pair, ratio in pairs])
     [(scope, pair, ratio)] = pairs
     alone = [scope.ratio(SPEED, "local", name) for name in pair if "local" not in pair]
     wins = alone and all(each is not None and each.decision is Decision.LARGER for each in alone)
@@ -115,21 +116,63 @@ def answer(compared: Comparisons) -> str:
     )
 
 
+def _sooner(compared: Comparisons) -> str:
+    """Returns which rows that do not compute the same reach the target before those that do; or nothing.
+
+    Their speed alone says nothing, since they can be fast and never reach it.
+    """
+    said = []
+    for scope in compared.scopes:
+        pair, timed = scope.pair or (), scope.times
+        for name in (name for name, _ in scope.asynchronous if timed.keys() >= {name, *pair}):
+            behind = [scope.ratio("seconds_to_target", other, name) for other in pair]
+            ahead = [each.value for each in behind if each and each.decision is Decision.LARGER]
+            if ahead and len(ahead) == len(pair):
+                fast = f"{name} is {min(ahead):.2f} times as fast as {listed(pair)}"
+                said.append(f"{fast} {scope.where()}".rstrip())
+    job = compared.findings.job
+    return f"To reach {job.title} {job.target:g}, {'; '.join(said)}." if said else ""
+
+
 def _called(scope: SettingRows, pair: tuple[str, str]) -> tuple[str, str]:
     """Returns the names of a pair; a single hub row is called the hub."""
     several = sum(name.startswith("hub-") for name in scope.names) > 1
     return ("hub", "ring") if scope.hub_and_ring and not several else pair
 
 
-def _count(decided: Sequence[tuple[tuple[str, str], Ratio]]) -> str:
-    """Returns in how many settings each row wins."""
-    won = [rows[ratio.decision is Decision.SMALLER] for rows, ratio in decided if ratio.decided]
-    left = len(decided) - len(won)
-    if not won:
-        return f"In none of {len(decided)} settings is there a clear winner."
-    parts = [f"{_the(name)} wins in {won.count(name)}" for name in dict.fromkeys(won)]
-    said = f"Of {len(decided)} settings, {listed(parts)}"
-    return f"{said}; {left} {'is' if left == 1 else 'are'} not decided." if left else f"{said}."
+_LEFT = {
+    Decision.EVEN: "both are equally fast in {number}",
+    Decision.DOUBTFUL: "nothing is decided in {number}, because {ratio.doubt}",
+    Decision.FEW_SEEDS: "nothing is decided in {number}, because it takes three seeds",
+    Decision.LIKE_REPEATS: "rows differ by no more than two runs of the same row in {number}",
+    Decision.AMONG_MANY: "the difference in {number} can be chance in one of {ratio.among} comparisons",
+    Decision.OPEN: "there is no clear difference in {number}{ratio.to_decide}",
+}
+"""Why settings have no winner."""
+
+
+def _count(pairs: Sequence[tuple[SettingRows, tuple[str, str], Ratio]]) -> str:
+    """Returns in how many settings each row wins and by how much, and why the others have no winner."""
+    found: dict[str, list[tuple[SettingRows, Ratio]]] = {}
+    for scope, (first, second), ratio in pairs:
+        sides = (second, first) if ratio.decision is Decision.SMALLER else (first, second)
+        won = "{} beats {} in {{number}}, by a factor of {{factors}}".format(*map(_the, sides))
+        found.setdefault(won if ratio.decided else _LEFT[ratio.decision], []).append((scope, ratio))
+    parts = []
+    for words, settings in found.items():
+        scopes, ratios = zip(*settings, strict=True)
+        factors = [max(ratio.value, 1 / ratio.value) for ratio in ratios]
+        ends = " to ".join(dict.fromkeys(f"{end(factors):.2f}" for end in (min, max)))
+        last = max(ratios, key=lambda ratio: ratio.needed or math.inf)
+        parts.append(words.format(number=_number(scopes), factors=ends, ratio=last))
+    decided = any(ratio.decided for _, _, ratio in pairs)
+    said = "Of {} settings, {}." if decided else "No clear winner in {} settings: {}."
+    return said.format(len(pairs), "; ".join(parts))
+
+
+def _number(scopes: Sequence[SettingRows]) -> str:
+    """Returns the number of settings, and which it is if it is one."""
+    return str(len(scopes)) if scopes[1:] else f"1 ({', '.join(scopes[0].words or ()) or 'the base setting'})"
 
 
 def _nothing(findings: Findings) -> str:
@@ -140,6 +183,10 @@ def _nothing(findings: Findings) -> str:
         reasons.append(f"{listed(wrong) if len(wrong) < 3 else f'{len(wrong)} rows'} took wrong steps")
     if reasons:
         return f"No row is called faster, because {' and '.join(reasons)}: see the gate."
+    if why := next((each.withheld for each in findings.rows if each.withheld), ""):
+        return f"No row is called faster, because {why.partition(';')[0]}."
+    if gone := lost(findings):
+        return f"No row is called faster, because {listed(list(gone))} failed."
     return "This experiment measured no two rows that can be compared by speed alone."
 
 
@@ -164,7 +211,8 @@ def _failed(scope: SettingRows) -> list[str]:
         if row.failed is not None:
             fault = meets(row.row, scope.setting).fault
             after = "" if fault is None else f"after {fault.words} was lost at step {fault.step}, "
-            said.append(scope.say(f"{row.row} failed {after}in {row.failed.rstrip('.')}."))
+            rest = "; the other runs count" if row.partly else ""
+            said.append(scope.say(f"{row.row} failed {after}in {row.failed.rstrip('.')}{rest}."))
     return said
 
 
@@ -191,7 +239,7 @@ def _to_target(scope: SettingRows) -> list[str]:
     behind = {name: scope.ratio("seconds_to_target", name, first) for name in others}
     if doubt := next((ratio.doubt for ratio in behind.values() if ratio and ratio.doubt), ""):
         return [
-            scope.say(f"not decided on this machine: which row is first to reach {goal}, because {doubt}."),
+            scope.say(f"not decided: which row is first to reach {goal}, because {doubt}."),
             *missed,
         ]
     near = {name: ratio for name, ratio in behind.items() if ratio is None or not ratio.decided}
@@ -200,7 +248,8 @@ def _to_target(scope: SettingRows) -> list[str]:
     if near:
         even = all(ratio is None or ratio.decision is Decision.EVEN for ratio in near.values())
         alike = "equally fast" if even else "with no clear difference"
-        span = f"in {seconds[0]:.2f} to {seconds[-1]:.2f} s"
+        ends = dict.fromkeys(f"{end:.2f}" for end in (seconds[0], seconds[-1]))
+        span = f"in {' to '.join(ends)} s"
         begin = f"first to reach {goal} are {listed((first, *near))}, {alike}, {span}"
     else:
         begin = f"first to reach {goal} is {first}, in {seconds[0]:.2f} s"
@@ -258,9 +307,10 @@ def _asynchronous(scope: SettingRows) -> list[str]:
     said = []
     for name, base in scope.asynchronous:
         pace, (good, outcome) = scope.ratio(SPEED, name, base), _outcome(scope, name, base)
-        if pace is not None and outcome:
+        if pace is not None and (outcome or pace.decided):
             joint = "and" if (pace.decision is Decision.LARGER) == good else "but"
-            said.append(scope.say(f"{phrase('pace', pace, first=name, second=base)}, {joint} {outcome}."))
+            ends = f"{joint} {outcome}" if outcome else "and their results show no clear difference"
+            said.append(scope.say(f"{phrase('pace', pace, first=name, second=base)}, {ends}."))
     return said
 
 

@@ -150,6 +150,7 @@ PLACEHOLDER = re.compile(r"(?<![{$]){([A-Za-z_]\w*)}")
 """A name in single braces. `${name}` and `{{name}}` belong to other programs; JSON does not match."""
 
 _OF_SCRIPTS = {"metric": None, "title": None, "rising": True, "samples": "samples"}
+_OF_SCRIPTS |= {"metric_regex": None, "samples_per_step": None}
 """Fields that only a script needs, with their defaults."""
 
 
@@ -170,11 +171,15 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     arguments: tuple[str, ...] = ()
     """Extra arguments of a job; all arguments of a script, with {seed}, {batch}, {lr}, {epochs} filled in."""
     metric: str | None = None
-    """Key of the metric in the script's reports."""
+    """Key of the metric in the script's reports; None with `metric_regex`: the loss."""
+    metric_regex: str | None = None
+    """Finds the metric in what a script prints that does not call `hubring.report()`: the first group."""
+    samples_per_step: Count | None = None
+    """Samples of a step of all workers, for such a script; None: those that its model gets."""
     title: str | None = None
     """The metric in words."""
     rising: bool = True
-    """Higher values of the metric are better."""
+    """Higher values of the metric are better; never of a loss."""
     samples: str = "samples"
     """Word for the samples, in plural."""
     target: float | None = None
@@ -194,7 +199,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     slice_bytes: Bytes | None = None
     """Largest slice of the hub's parameters; None: tuned by measuring."""
     backend: Literal["gloo", "nccl"] = "gloo"
-    """Backend of the ring, `ddp`, `fsdp2` and `zero1`. With `nccl` all workers compute on GPUs."""
+    """Backend of `ddp`, `fsdp2` and `zero1`; `nccl` also of rings, and then all workers compute on GPUs."""
     batch: Count | None = None
     """Samples a step over all workers, the same in every row; None: the job's own."""
     lr: Literal["same", "linear", "per-worker"] = "same"
@@ -206,7 +211,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warmup: Whole | None = None
     """Steps to leave out of speeds; None: a tenth, at least five."""
     tolerance: Positive | None = None
-    """Allowed difference of synchronous rows; None: `hubring.workers.compare.decide.gate.TOLERANCE`."""
+    """Allowed difference of synchronous rows; None: that of `hubring.workers.compare.gate`."""
     timeout: Seconds = 600.0
     """Limit of one run in seconds."""
     threads: Count | None = None
@@ -243,9 +248,14 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise UsageError(
                     f"row {row.name} does not run with backend = nccl: {why}; remove the row, or use gloo"
                 )
-            if row.peer is None:
+            if row.unedited and self.script is None:
+                raise UsageError(
+                    f"row {row.name} trains scripts that make a torch.distributed group of their own; set"
+                    " script (--script), or remove the row"
+                )
+            if row.peer is None and not row.unedited:
                 continue
-            if self.link is not None and not row.peer.linked:
+            if self.link is not None and not (row.peer is not None and row.peer.linked):
                 raise UsageError(f"row {row.name} needs one machine; remove the row or the link")
             if self.fault is not None and self.fault.victim == "worker":
                 raise UsageError(
@@ -265,11 +275,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                         f" {self.yardstick.title}"
                     )
             return
-        if self.metric is None:
-            raise UsageError(
-                f"script = {self.script} needs metric: the key of hubring.report(...) that measures the"
-                " quality of the model"
-            )
+        self._check_metric(self.script)
         named = PLACEHOLDER.findall(" ".join(self.arguments))
         values = {"batch": self.batch, "epochs": self.epochs, "lr": self.learning_rate}
         given = {name: value is not None for name, value in values.items()} | {"seed": len(self.seeds) > 1}
@@ -292,6 +298,27 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     + (", or use one seed and repeats" if name == "seed" else "")
                 )
 
+    def _check_metric(self, script: Path) -> None:
+        if self.metric_regex is None and self.metric is None:
+            raise UsageError(
+                f"script = {script} needs metric: the key of hubring.report(...) that measures the quality of"
+                " the model; or metric_regex (--metric-regex), which finds it in the script's output"
+            )
+        try:
+            groups = re.compile(self.metric_regex or "()").groups
+        except re.error as cause:
+            raise UsageError(f"metric_regex = {self.metric_regex}: {cause}") from cause
+        if not groups:
+            raise UsageError(
+                rf"metric_regex = {self.metric_regex} has no group; put the number into one: loss (\S+)"
+            )
+        others = [row.name for row in self.ways if not (row.unedited or row.name == "ddp")]
+        if others and (self.metric_regex, self.samples_per_step) != (None, None):
+            raise UsageError(
+                f"row {others[0]} needs a script with lines of Hubring, and metric_regex and samples_per_step"
+                " are for scripts without; set rows to ddp and ddp-hub (--rows ddp,ddp-hub)"
+            )
+
     @property
     def yardstick(self) -> JobMetric:
         """The job with this experiment's target and learning rate."""
@@ -299,9 +326,10 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             job = find_job(self.job)
         else:
             assert self.script is not None
-            assert self.metric is not None
-            title = self.title or self.metric.replace("_", " ")
-            job = JobMetric(self.script.name, self.metric, title, None, self.rising, self.samples)
+            metric = self.metric or "loss"
+            rising = self.rising and "loss" not in metric
+            title = self.title or metric.replace("_", " ")
+            job = JobMetric(self.script.name, metric, title, None, rising, self.samples)
         return replace(
             job,
             target=job.target if self.target is None else self.target,

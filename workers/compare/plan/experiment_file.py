@@ -152,6 +152,7 @@ def _override(values: dict[str, Any], name: str, value: object) -> None:
     else:
         try:
             given = shlex.split(str(value)) if name == "arguments" else _listed(value)
+            given = value if name == "metric_regex" else given  # which can have commas
         except ValueError as cause:
             raise UsageError(f"--arguments {value}: {cause}") from cause
         values |= _converted(Experiment, {name: given}, spelling)

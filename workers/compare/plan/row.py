@@ -27,11 +27,13 @@ class Row(Struct, frozen=True):
         backup: Number of workers that a round does not wait for.
         aggregate: The hub only averages, and every worker steps.
         transport: Transport to the hub; empty: the experiment's.
+        backend: Backend of the ring; empty: NCCL if it is the experiment's, else what the ring chooses.
         codec: Codec of the gradients; empty: no compression.
         colocated: Each worker starts a shard on its own host, so that the number of servers has no effect.
         standbys: Standbys of each process of the hub.
         min_workers: Number of workers down to which a ring goes on; None: it ends with its first loss.
         peer: The peer that it runs; None: a row of Hubring.
+        unedited: Whether it only trains scripts with a `torch.distributed` group of their own.
     """
 
     name: str
@@ -41,11 +43,13 @@ class Row(Struct, frozen=True):
     backup: int = 0
     aggregate: bool = False
     transport: str = ""
+    backend: str = ""
     codec: str = ""
     colocated: bool = False
     standbys: int = 0
     min_workers: int | None = None
     peer: PeerRow | None = None
+    unedited: bool = False
 
     @property
     def server(self) -> tuple[str, ...] | None:
@@ -60,9 +64,11 @@ class Row(Struct, frozen=True):
     def worker(self) -> tuple[str, ...]:
         """Flags for every worker."""
         topology = "ring" if self.rule == "ring" else ""
-        values = {"topology": topology, "transport": self.transport, "compress": self.codec}
+        values = {"topology": topology, "transport": self.transport, "backend": self.backend}
+        values |= {"compress": self.codec}
         words = _spell(values | {"min-workers": self.min_workers})
-        return (*words, *(["--aggregate"] if self.aggregate else []))
+        set_flags = {"--aggregate": self.aggregate, "--as-gloo": self.unedited}
+        return (*words, *(name for name, is_set in set_flags.items() if is_set))
 
     @property
     def on_hub(self) -> bool:
@@ -83,6 +89,8 @@ class Row(Struct, frozen=True):
         """Why the row does not run if the backend is NCCL; empty if it does."""
         if self.peer is not None:
             return "" if self.peer.grouped else "its library exchanges host memory"
+        if self.backend:
+            return f"its --backend is {self.backend}"
         return "its --compress needs Gloo" if self.codec and not self.on_hub else ""
 
     def workers(self, asked: int) -> int:
@@ -159,6 +167,7 @@ VARIED = _named(
     Row("hub-colocated", "hub-bsp with a shard on each worker's host", "bsp", colocated=True),
     Row("hub-standby", "hub-bsp with standbys of its processes", "bsp", standbys=1),
     Row("ring-heals", "a ring that goes on without a lost worker", "ring", min_workers=1),
+    Row("ring-gloo", "a ring on Gloo, also where all workers are on one host", "ring", backend="gloo"),
 )
 """Other ways to run a hub or a ring."""
 
@@ -182,7 +191,18 @@ CODED = _named(
 
 OURS = ROWS | WIRED | VARIED | CODED
 
-EVERY = OURS | _named(*(Row(peer.name, peer.about, peer=peer) for peer in PEERS.values()))
+UNEDITED = _named(
+    Row(
+        "ddp-hub",
+        "a DistributedDataParallel script as it is; the hub averages for its group",
+        "bsp",
+        aggregate=True,
+        unedited=True,
+    )
+)
+"""The row of scripts that know nothing of Hubring, beside the peer `ddp`."""
+
+EVERY = OURS | UNEDITED | _named(*(Row(peer.name, peer.about, peer=peer) for peer in PEERS.values()))
 """All rows including peers, some of which need their own libraries."""
 
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 from hubring.workers.compare.plan.experiment import Experiment
 from hubring.workers.compare.plan.row import Row
 from hubring.workers.compare.plan.setting import Setting
+from hubring.workers.runtime.slowdown import SlowdownSettings
 
 AGAIN = "hub-bsp"
 """The row that runs a second time, if the experiment has it: the parameters must be identical bit by bit."""
@@ -43,6 +44,12 @@ class PlannedRun(Struct, frozen=True):
         """Name of the run and of its folder."""
         turn = f" turn{self.turn}" if self.turn else ""
         return f"{self.setting.key} {self.row.name} seed{self.seed}{turn}"
+
+    @property
+    def slowness(self) -> SlowdownSettings:
+        """How long its workers sleep in a step."""
+        processes = self.row.workers(self.setting.workers)
+        return SlowdownSettings(self.setting.straggler, self.setting.compute_of(processes), self.seed)
 
 
 def runs(experiment: Experiment) -> list[PlannedRun]:

@@ -5,7 +5,7 @@ that of the busiest of them plus the passage of the first slice, not the sum ove
 
 Incast: where a switch's buffer overflows, TCP repeats what was dropped. The link stays busy meanwhile, so
 only the end of the exchange is late: by half the time of a full buffer, a rough estimate. Four workers with
-1 MiB each and a buffer of 100 ms at 200 Mbit/s took 12 % longer than without drops (ps/MEASUREMENTS.md); this
+1 MiB each and a buffer of 100 ms at 200 Mbit/s took 12 % longer than without drops; this
 rule gives 14 %. If a worker's share of the buffer is less than a few segments, it loses whole windows and
 waits for TCP's timer (Phanishayee et al., "Measurement and analysis of TCP throughput collapse", FAST 2008).
 """

@@ -8,6 +8,7 @@ M: bytes of the model, B: bytes per second of a host's link each way, n: workers
 | fsdp2, zero1 | 4(n-1)/n and 3(n-1)/n M/B + `ring_rounds` | more passes around the ring (`Shards`) |
 | hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
 | hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries (n-1)/n M for its worker and for its shard |
+| the same, one slice | 2(n-1) M/B + 2 alpha | it comes to its shard n-1 times, then leaves as often |
 | one machine | copies / cores | loopback is no wire: the processors move the bytes |
 
 So with equal links a hub with separate servers wins when k > n^2/(2(n-1)), about n/2 (Jiang et al., "BytePS",
@@ -221,25 +222,20 @@ class ExchangeCosts(Struct, frozen=True):
     def _by_wire(self, servers: int, name: str, slice_bytes: int, *, steps: bool) -> HubExchange:
         task, wire = self.task, self.constants.wire(name)
         found = task.cut(servers, slice_bytes)
-        way = self._wired(servers, name, found, 1.0, 2 * wire.cpu, steps=steps)
-        moved = found.part * task.moved
-        return replace(
-            way,
-            latency=way.latency + task.incast(self.workers, moved),
-            shared_by=a_byte(wire, task.link, self._lines(name)).times(moved),
-            spread=spread(moved, task.link),
-        )
+        way = self._wired(servers, name, found, (1.0, found.part), 2 * wire.cpu, steps=steps)
+        return replace(way, latency=way.latency + task.incast(self.workers, found.part * task.moved))
 
     def _wired(
-        self, servers: int, name: str, found: Cut, share: float, moving: float, *, steps: bool
+        self, servers: int, name: str, found: Cut, shares: tuple[float, float], moving: float, *, steps: bool
     ) -> HubExchange:
-        """Returns a hub over a wire without the servers' links.
+        """Returns a hub over a wire.
 
         Args:
             servers: Number of shards.
             name: The wire.
             found: The busiest server's part.
-            share: Bytes that a worker's host moves over its link each way, as a share of the model.
+            shares: Bytes that a worker's host moves over its own link each way, and over that of the busiest
+                server, as shares of the model.
             moving: As in `_served`.
             steps: As in `_served`.
         """
@@ -248,7 +244,9 @@ class ExchangeCosts(Struct, frozen=True):
             self._served(servers, found, moving, steps=steps),
             latency=2 * (wire.alpha + task.link.latency),
             jitter=task.link.jitter,
-            own_by=a_byte(wire, task.link, sharing=task.sharing).times(share * task.moved),
+            own_by=a_byte(wire, task.link, sharing=task.sharing).times(shares[0] * task.moved),
+            shared_by=a_byte(wire, task.link, self._lines(name)).times(shares[1] * task.moved),
+            spread=spread(found.part * task.moved, task.link),
             burst=task.burst,
         )
 
@@ -264,11 +262,16 @@ class ExchangeCosts(Struct, frozen=True):
         """Returns a hub with its shards on the workers' hosts: the ring's bytes in the hub's two hops.
 
         Each way, a host's link carries its worker's pushes to other shards and its shard's answers to other
-        workers: (n-1)/n of the model each. Both share the link, so their times add up.
+        workers. Both share the link, so their times add up. With even parts they are (n-1)/n of the model
+        each. The host of the largest part p carries (n-1)p for its shard and 1-p for its worker, and the last
+        slice's answers wait for its pushes. So a model of one slice takes 2(n-1) times its bytes.
         """
-        workers, share = self.workers, 2 * (self.workers - 1) / self.workers
+        workers, others = self.workers, self.workers - 1
         found = self.task.cut(workers, self.task.slice_bytes or slice_sizes.SIZES[0])
-        return self._wired(workers, name, found, share, share * self.constants.wire(name).cpu, steps=steps)
+        # `HubExchange.through` adds the time of the first slice.
+        own = 1 - found.part + others * found.part * (1 - 1 / found.slices)
+        moving = 2 * others / workers * self.constants.wire(name).cpu
+        return self._wired(workers, name, found, (own, others / workers * found.part), moving, steps=steps)
 
     def _served(self, servers: int, found: Cut, moving: float, *, steps: bool) -> HubExchange:
         """Returns what a hub computes, without what the bytes take on their way.

@@ -46,8 +46,10 @@ NCCL: dict[str, Algorithm] = {
     "nccl-two-level": "two-level",
 }
 """Rows of allreduces between GPUs. `run` does not have them: they are only predicted."""
+SCORED = ("ring", "hub-bsp", "hub-asp", "nccl", "nccl-ring", "nccl-tree")
+"""Rows whose predictions were published beside measurements (ps/MEASUREMENTS.md)."""
 GLOO = ("ring", "ddp", *SHARDED)
-"""Rows that can also be on NCCL, and are predicted on Gloo."""
+"""Rows that can also be on NCCL, and are predicted on Gloo; a ring on one host in shared memory."""
 HUBS = ("rpc", "ray")
 """Rows of peers that have one server over a wire."""
 _SHARES = {"bf16": 1 / 2, "fp16": 1 / 2, "int8": 1 / 4, "sign": 1 / 32, "topk": 2.0}
@@ -62,7 +64,7 @@ def read_row(row: str | Row) -> Row:
     """
     name = row if isinstance(row, str) else row.name
     if name in (*RINGS, *SHARDED, *NCCL):
-        return Row(name, "", "ring")
+        return Row(name, "", "ring", backend="gloo")
     if name in HUBS:
         return Row(name, "", "bsp", transport="zmq")
     if isinstance(row, str):
@@ -238,9 +240,11 @@ def _exchange(constants: Constants, row: Row, setting: Setting, job: PredictedJo
         sharing=min(job.sharing, setting.workers),
     )
     costs = ExchangeCosts(constants, task, setting.workers)
-    steps, wire = not row.aggregate, _wire(row, setting, job)
+    steps, wire = not row.aggregate, wire_of(row, setting, job)
     if row.name in NCCL:
         return costs.nccl(NCCL[row.name])
+    if not row.on_hub and wire == "shm":  # each worker averages its part, as a shard does
+        return costs.hub(setting.workers, "shm", steps=False, shows=False)
     if not row.on_hub:
         return costs.ring(SHARDED.get(row.name, WHOLE))
     if row.colocated and wire != "shm":
@@ -249,10 +253,11 @@ def _exchange(constants: Constants, row: Row, setting: Setting, job: PredictedJo
     return costs.hub(servers, wire, steps=steps, shows=row.rule == "bsp")
 
 
-def _wire(row: Row, setting: Setting, job: PredictedJob) -> str:
-    """Returns the wire of the row's gradients."""
+def wire_of(row: Row, setting: Setting, job: PredictedJob) -> str:
+    """Returns the wire of a row's gradients."""
     if not row.on_hub:
-        return "gloo"
+        alone = row.rule != "ring" or setting.workers == 1
+        return "shm" if not (alone or row.backend or setting.link) else "gloo"
     return row.transport or job.wire or ("shm" if setting.link is None else "zmq")
 
 
@@ -265,7 +270,7 @@ def _calibrated(constants: Constants, row: Row, setting: Setting, job: Predicted
     rate = None if setting.link is None else setting.link.rate
     if rate is None or setting.workers == 1:
         return False, False
-    return rate > constants.fastest(_wire(row, setting, job)), False
+    return rate > constants.fastest(wire_of(row, setting, job)), False
 
 
 def _found(

@@ -28,11 +28,13 @@ from hubring.workers.compare.predict.exchange_terms import (
 from hubring.workers.compare.predict.prediction import (
     GLOO,
     NCCL,
+    SCORED,
     THREAD,
     Forecast,
     PredictedJob,
     predict,
     read_row,
+    wire_of,
 )
 from hubring.workers.peers.nccl_tests import busbw
 from hubring.workers.runtime.slowdown import Straggler
@@ -54,6 +56,7 @@ class PredictedRow(Struct, frozen=True, kw_only=True):
     """
 
     row: str
+    wire: str
     workers: int
     servers: int | None
     step_ms: float
@@ -64,6 +67,7 @@ class PredictedRow(Struct, frozen=True, kw_only=True):
     by: str
     bound: str
     extrapolated: bool
+    scored: bool
     busbw: float | None
     parts_ms: dict[str, float]
 
@@ -165,12 +169,14 @@ def _predicted(row: Row, asked: Setting, job: PredictedJob, forecast: Forecast) 
     timed = row.name in NCCL and forecast.exchange
     return PredictedRow(
         row=row.name,
+        wire=wire_of(row, asked, job),
         workers=1 if row.rule is None else asked.workers,
         servers=asked.servers if row.on_hub else None,
         step_ms=1e3 * forecast.step_seconds,
         median_ms=1e3 * forecast.median_seconds,
         range_ms=None if low == high else (1e3 * low, 1e3 * high),
         busbw=busbw(job.nbytes, forecast.exchange, asked.workers) if timed else None,
+        scored=row.name in SCORED,
         parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
         **{name: getattr(forecast, name) for name in _AS_FORECAST},
     )
@@ -216,7 +222,7 @@ NOTHING = "-"
 MARK = "*"
 WIDE = 160
 """Columns of an output that is no terminal."""
-WORDS = ("row", "bound by", "found by")
+WORDS = ("row", "", "bound by", "found by")
 """Columns of text."""
 
 
@@ -273,9 +279,10 @@ def _columns(answer: PredictionAnswer) -> dict[str, Callable[[PredictedRow], str
     """Returns the columns; speed needs the job's batch size, efficiency its compute time."""
     columns: dict[str, Callable[[PredictedRow], str]] = {
         "workers": lambda each: str(each.workers),
-        "row": lambda each: f"{each.row} (Gloo)" if each.row in GLOO else each.row,
+        "row": lambda each: f"{each.row} (Gloo)" if each.row in GLOO and each.wire == "gloo" else each.row,
         "servers": lambda each: NOTHING if each.servers is None else str(each.servers),
         "step ms": lambda each: digits(each.step_ms, 4) + MARK * each.extrapolated,
+        "": lambda each: "" if each.scored else "not scored",
     }
     if all(each.servers is None for each in answer.predictions):
         del columns["servers"]
@@ -302,6 +309,8 @@ def _notes(answer: PredictionAnswer, constants: Constants) -> Iterator[str]:
         yield f"{MARK} extrapolated: the link is faster than what this calibration reached ({wires})"
     if any(each.busbw is not None for each in beyond):
         yield f"{MARK} extrapolated: no sweep has as many nodes and GPUs, these links and this size"
+    if not all(each.scored for each in answer.predictions):
+        yield "not scored: the error of this row's predictions was not measured on any machine"
     shown = {each.row for each in answer.predictions}
     if constants.cluster is not None and not any(row == "ring" or row.startswith("hub-") for row in shown):
         yield (

@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,9 @@ FILE = "outcome.json"
 
 NOT_FINITE = "not finite"
 """Key of a report for the names of metrics that are not finite."""
+
+CRASH = "crashed: "
+"""Begins `RunOutcome.failed` of a run that a crash ended."""
 
 EARLY = 20
 """Steps after which parameters are first saved; rounding errors are still small then."""
@@ -70,9 +74,19 @@ class RunOutcome(Struct, frozen=True, kw_only=True, dict=True):
         return [read_record(self.folder / f"record {rank}.jsonl") for rank in range(len(self.results))]
 
     @property
+    def crashed(self) -> bool:
+        """Whether a program crashed, so that other seeds count without this run."""
+        return self.failed is not None and self.failed.startswith(CRASH)
+
+    @property
     def diverged(self) -> bool:
-        """Whether gradients or parameters stopped being finite."""
-        return divergence(self.results, self.server) is not None
+        """Whether training has no end to compare: a number stopped being finite, or a program crashed."""
+        return self.crashed or divergence(self.results, self.server) is not None
+
+    @property
+    def unseen(self) -> str:
+        """Why the gate cannot check what the script did; empty if it can."""
+        return next((each["unseen"] for each in self.results if each and each.get("unseen")), "")
 
     @property
     def parameters(self) -> Path:
@@ -117,6 +131,16 @@ def divergence(results: Sequence[Mapping[str, Any] | None], server: Mapping[str,
         if fix:  # no other error contains it
             return f"diverged after {report.get('steps', 0)} steps; {name} reported: {cause}"
     return None
+
+
+def crash(run: PlannedRun, folder: Path, cause: str) -> RunOutcome:
+    """Writes the outcome of a run that a crash ended."""
+    began, ranks = datetime.now(UTC).isoformat(), run.row.workers(run.setting.workers)
+    known: dict[str, Any] = {"commands": (), "began": began, "seconds": 0.0, "noise": (), "server": None}
+    known |= {"results": [{}] * ranks, "failed": CRASH + cause.partition(";")[0]}
+    found = RunOutcome(run=run, folder=folder, **known)
+    found.write()
+    return found
 
 
 def digest(script: Path | None) -> str:

@@ -22,7 +22,6 @@ from hubring.workers.compare.run.conductor import Conductor
 from hubring.workers.compare.run.outcome import EARLY, audit_file
 from hubring.workers.compare.run.site import LocalHosts
 from hubring.workers.peers.rows import PeerRow, mpirun
-from hubring.workers.runtime.slowdown import SlowdownSettings
 
 Hosts = LocalHosts | Conductor
 """The hosts of programs."""
@@ -119,12 +118,14 @@ class Programs(Struct, frozen=True):
         run: The run.
         folder: The run's folder.
         hosts: Hosts of the programs.
+        port: A free port of worker 0's host, for a group of the script's own.
     """
 
     experiment: Experiment
     run: PlannedRun
     folder: Path
     hosts: Hosts
+    port: int = 0
 
     @property
     def workers(self) -> int:
@@ -186,15 +187,17 @@ class Programs(Struct, frozen=True):
         if self.run.row.on_hub:
             if not self.run.row.transport:
                 flags["transport"] = self._transport()
-        elif server is not None:
-            flags["backend"] = self.experiment.backend
+        elif server is not None and self.experiment.backend == "nccl":
+            flags["backend"] = "nccl"
         plain = [] if server is None else self._plain("server")
         # Rows must not differ in devices.
         flags["accelerator"] = "cuda" if self.experiment.backend == "nccl" else "cpu"
         words = [*flag_words(flags), *plain, *self.run.row.worker, *self._job()]
-        return self.hosts.command(
-            f"worker {rank}", module_command("hubring.workers.programs.ps_worker", *words)
-        )
+        program = ["hubring.workers.programs.ps_worker"]
+        if self.run.row.unedited:
+            watched = {"peer": self.run.row.name, **self._watched()}
+            program = ["hubring.workers.compare.run.peers.run", *flag_words(watched)]
+        return self.hosts.command(f"worker {rank}", module_command(*program, *words))
 
     @property
     def peers(self) -> PeerPrograms:
@@ -206,7 +209,16 @@ class Programs(Struct, frozen=True):
 
     def peer_words(self, rank: int) -> list[str]:
         """Returns the arguments that a peer's worker shares with ours."""
-        return [*flag_words(self._written(rank)), *self._job()]
+        watched = self._watched() if self.run.row.name == "ddp" else {}
+        return [*flag_words(self._written(rank) | watched), *self._job()]
+
+    def _watched(self) -> dict[str, object]:
+        """Returns flags for a script that can have a group of its own."""
+        asked = self.experiment
+        flags = {"metric_regex": asked.metric_regex, "samples_per_step": asked.samples_per_step}
+        known = {name.replace("_", "-"): value for name, value in flags.items() if value is not None}
+        master = f"{self.hosts.address('worker 0')}:{self.port}"
+        return {"master": master, "metric": asked.yardstick.metric, **known}
 
     @property
     def hardship(self) -> Path:
@@ -215,10 +227,8 @@ class Programs(Struct, frozen=True):
 
     def write_hardship(self) -> None:
         """Writes that file if the setting emulates anything."""
-        setting = self.run.setting
-        if setting.emulated:
-            slowness = SlowdownSettings(setting.straggler, setting.compute_of(self.workers), self.run.seed)
-            self.hardship.write_bytes(msgspec.json.encode(slowness))
+        if self.run.setting.emulated:
+            self.hardship.write_bytes(msgspec.json.encode(self.run.slowness))
 
     def _written(self, rank: int) -> dict[str, object]:
         """Returns flags for a worker's output and slowness, in any row."""

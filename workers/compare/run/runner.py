@@ -33,6 +33,7 @@ from hubring.workers.compare.run.conductor import Conductor
 from hubring.workers.compare.run.outcome import Line, RunOutcome, digest, divergence, latest
 from hubring.workers.compare.run.programs import Programs
 from hubring.workers.compare.run.site import ThisMachine
+from hubring.workers.launchers.known_launchers import meeting_variables
 from hubring.workers.peers.processes import (
     Lifeline,
     ProcessFailed,
@@ -153,8 +154,9 @@ class Runner(Struct, frozen=True):
         heard, began, watch = self.site.listen(), datetime.now(UTC), time.monotonic()
         script = digest(self.experiment.script)
         broken: HubringError | None = None
-        with self.site.hosts(run.setting) as machines:
-            programs = Programs(self.experiment, run, folder.absolute(), machines)
+        with self.site.hosts(run.setting) as machines, meeting_variables({}) as meeting:
+            port = int(meeting["MASTER_PORT"])
+            programs = Programs(self.experiment, run, folder.absolute(), machines, port)
             programs.write_hardship()
             threads = self.experiment.threads or self.site.threads(run.setting.workers)
             own, timeout = clean_environment(threads), self.experiment.timeout

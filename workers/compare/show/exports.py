@@ -9,19 +9,19 @@ from datetime import datetime
 from pathlib import Path
 
 from hubring.ps.core.packages import missing
-from hubring.workers.compare.decide.measure import Numbers
+from hubring.workers.compare.measure import Numbers
 from hubring.workers.compare.plan.experiment import Experiment, JobMetric
 from hubring.workers.compare.run.outcome import RunOutcome
 
 
 def lacks_tensorboard() -> str:
     """Returns why `write` writes nothing; empty if it does."""
-    text = missing("tensorboardX")
+    text = missing("tensorboard")
     return f"no TensorBoard scalars: {text}" if text else ""
 
 
 def write_scalars(folder: Path, outcomes: Iterable[RunOutcome], metric: str) -> None:
-    """Writes what every rank 0 reported: `loss`, `test_loss` and the metric; nothing without tensorboardX.
+    """Writes what every rank 0 reported: `loss`, `test_loss` and the metric; nothing without TensorBoard.
 
     Args:
         folder: Replaced if it exists.
@@ -31,7 +31,7 @@ def write_scalars(folder: Path, outcomes: Iterable[RunOutcome], metric: str) -> 
     shutil.rmtree(folder, ignore_errors=True)
     if lacks_tensorboard():
         return
-    from tensorboardX import SummaryWriter  # late: an extra
+    from torch.utils.tensorboard import SummaryWriter  # late: an extra
 
     for outcome in outcomes:
         began = datetime.fromisoformat(outcome.began).timestamp()

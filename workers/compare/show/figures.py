@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 
 from hubring.ps.page.kit.figures import NOTHING, digits
+from hubring.workers.compare.decide.decision import lost, script_changes
+from hubring.workers.compare.decide.ratio import EVEN, FEWEST
 from hubring.workers.compare.findings import Bandwidth, Findings, Gate
+from hubring.workers.compare.plan.row import EVERY
 from hubring.workers.compare.plan.setting import listed
-from hubring.workers.compare.statistics import Number
+from hubring.workers.compare.statistics import MeasurementNoise, Number
 from hubring.workers.peers.nccl_tests import NCCL_COLUMNS
 
 PART = "(2/3): only 2 of 3 seeds have a value, and the median and its interval are of those seeds."
@@ -39,7 +43,7 @@ def drift(gate: Gate) -> str:
     )
     return (
         f"End drift, the largest differences after the last step, {found}. After {agreed[0].steps} steps rows"
-        " must agree; later, training amplifies rounding."
+        " must agree; later, training amplifies rounding, in all rows about as much."
     )
 
 
@@ -99,3 +103,42 @@ def cells(line: Bandwidth) -> list[str]:
     shape = [f"{line.size:,}", f"{line.count:,}", line.type, line.redop]
     times = ["withheld" if value is None else digits(value) for value in (line.time, line.algbw, line.busbw)]
     return [*shape, *times, NOTHING if line.wrong is None else f"{line.wrong:,}"]
+
+
+def trust(findings: Findings) -> str:
+    """Returns whether to trust the answer, and why: what speaks against it first."""
+    noise, gate, gone, changed = findings.noise, findings.gate, lost(findings), script_changes(findings)
+    shut = {each.row: each.withheld for each in findings.rows if each.withheld}
+    # The second run of a row has another name, which is not that of a row.
+    same = {name: None for pair in gate.pairs if not pair.advice for name in (pair.first, pair.second)}
+    rows = [name for name in same if name in EVERY.keys() - shut.keys() - gone.keys()]
+    doubts = {
+        **{f"{why.rstrip('.')}.": True for why in (*gone.values(), changed) if why},
+        "Rows that should compute the same do not: see Gate.": not gate.agree,
+        f"Some of {gate.taken:,} steps were wrong: see Gate.": not gate.right,
+        f"No speed is shown for {listed(list(shut))}: {next(iter(shut.values()), '')}.": shut and gate.passed,
+        f"{noise.summary} Repeat the experiment on a quiet machine.": not noise.quiet,
+        "Fewer than three seeds decide nothing.": findings.seeds < FEWEST,
+    }
+    right = gate.judged and gate.right
+    differ = f"{gate.excused} pair{'s differ' if gate.excused > 1 else ' differs'} by right: see Gate."
+    grounds = {
+        f"{listed(rows)} computed the same, as they should.": gate.agree and rows[1:],
+        differ: gate.agree and gate.excused,
+        f"{gate.judged:,} of {gate.taken:,} updates were repeated in one process, and none was wrong.": right,
+        noise.summary: noise.quiet,
+        _repeat(noise): noise.repeat,
+    }
+    said = [text for text, holds in (*doubts.items(), *grounds.items()) if holds]
+    return " ".join([f"Can you trust this? {'Not yet' if any(doubts.values()) else 'Yes'}.", *said])
+
+
+def _repeat(noise: MeasurementNoise) -> str:
+    """Returns by how much a row that ran twice differed from itself."""
+    if noise.repeat is None:
+        return ""
+    # The geometric mean of ratios, each of which counts as the larger of itself and its inverse.
+    apart = math.exp(fmean(abs(math.log(each)) for each in noise.repeat.ratios)) - 1
+    runs = f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart:.1%} on average"
+    why = "as these repeats scatter, " if noise.floor > EVEN else ""
+    return f"{runs}; {why}differences below {max(EVEN, noise.floor) - 1:.1%} do not count."

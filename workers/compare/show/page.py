@@ -6,22 +6,21 @@ Here too is what to trust: the gate, the noise, and everything that is needed to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from math import exp, log
-from statistics import fmean
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from markupsafe import Markup
 
 from hubring.ps.page.kit.figures import NOTHING, digits, percent
 from hubring.ps.page.kit.templating import Templates, style_sheet
-from hubring.workers.compare.decide.decision import EVEN, SPEED, ratio
-from hubring.workers.compare.findings import Findings, Gate, Pair, RowResult, StepCheck
+from hubring.workers.compare.decide.decision import SPEED, sound
+from hubring.workers.compare.decide.ratio import EVEN, ratio
+from hubring.workers.compare.findings import Findings, Pair, RowResult, StepCheck
 from hubring.workers.compare.plan import experiment_file
 from hubring.workers.compare.plan.row import EVERY
-from hubring.workers.compare.plan.setting import legend, listed, words
+from hubring.workers.compare.plan.setting import legend, words
 from hubring.workers.compare.run.timeline import clock_sentence
-from hubring.workers.compare.show.figures import drift, record_share
+from hubring.workers.compare.show.figures import drift, record_share, trust
 from hubring.workers.compare.show.material import Label, MarkedWord, NumberTable, PageContent
 from hubring.workers.compare.show.progress import accuracy, loss, staleness
 from hubring.workers.compare.show.scaling import predictions, scaling
@@ -51,6 +50,7 @@ def gate(material: PageContent) -> dict[str, Any]:
         "advice": list(dict.fromkeys(filter(None, advice))),
         "drift": drift(judged),
         "cost": record_share(material.findings),
+        "conditions": "; ".join(map(": ".join, material.findings.conditions.items())),
     }
 
 
@@ -141,40 +141,6 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def trust(findings: Findings) -> str:
-    """Returns whether to trust the answer: the gate, what disturbed the runs, and a row that ran twice."""
-    noise = findings.noise
-    texts = [*_gate_sentences(findings.gate), noise.summary]
-    if not noise.quiet:
-        texts.append("Repeat the experiment on a quiet machine.")
-    if noise.repeat is not None:
-        # The geometric mean of ratios, each of which counts as the larger of itself and its inverse.
-        apart = exp(fmean(abs(log(each)) for each in noise.repeat.ratios)) - 1
-        least = max(EVEN, noise.floor) - 1
-        runs = f"Run twice with each seed, {noise.repeat.row} differed from itself by {apart:.1%} on average"
-        why = "as these repeats scatter, " if noise.floor > EVEN else ""
-        texts.append(f"{runs}; {why}differences below {least:.1%} do not count.")
-    return " ".join(texts)
-
-
-def _gate_sentences(gate: Gate) -> Iterator[str]:
-    """Yields whether rows agree, and whether steps were right."""
-    if not gate.agree:
-        yield "Rows that must train the same parameters do not: see Gate."
-    elif gate.pairs:
-        same = {name: None for pair in gate.pairs if not pair.advice for name in (pair.first, pair.second)}
-        if same:
-            rows = [name for name in same if name in EVERY]  # without the second run of a row
-            yield f"{listed(rows)} train the same parameters, as they must."
-        if gate.excused:
-            yield f"{gate.excused} pair{'s differ' if gate.excused > 1 else ' differs'} by right: see Gate."
-    if gate.judged:
-        found = "none was wrong" if gate.right else "some were wrong: see Gate"
-        yield f"{gate.judged:,} of {gate.taken:,} updates were repeated in one process, and {found}."
-    elif not gate.right:
-        yield "Some steps were wrong: see Gate."
-
-
 def sentences(material: PageContent) -> dict[str, Any] | None:
     """Returns the whole verdict; None if there is none."""
     said = material.findings.verdict
@@ -229,18 +195,17 @@ def first(material: PageContent) -> dict[str, Any]:
     entries = sorted(panel.entries, key=lambda entry: entry.median(SPEED) or 0.0, reverse=True)
     bars = [bar(material, entry)._replace(label=_explained(material, entry)) for entry in entries]
     against = f"times {base.row}"
-    speed = material.figures[SPEED]
+    speed, settings = material.figures[SPEED], len(findings.setting_keys)
+    title = panel.title if settings == 1 else f"{panel.title} (the first of {settings} settings)"
     lines = [[entry.row, speed.interval(entry.number(SPEED)), _against(entry, base)] for entry in entries]
     return {
         "answer": findings.answer or next(iter(findings.verdict), "No verdict for this experiment."),
-        "title": panel.title,
+        "title": title,
         "bars": [each for each in bars if each.length],
         "reach": reach(bars),
-        "table": NumberTable(
-            _caption(panel.title, findings.seeds, against), ["row", speed.head, against], lines
-        ),
+        "table": NumberTable(_caption(title, findings.seeds, against), ["row", speed.head, against], lines),
         "byline": byline(material),
-        "trust": trust(material.findings),
+        "trust": trust(findings),
     }
 
 
@@ -275,7 +240,9 @@ def _caption(title: str, seeds: int, against: str) -> str:
 def _against(entry: RowResult, base: RowResult) -> str:
     """Returns a row's speed divided by that of the base row."""
     mine, theirs = entry.number(SPEED), base.number(SPEED)
-    if mine is None or theirs is None:
+    if mine is None or theirs is None or not (sound(entry) and sound(base)):
         return NOTHING
+    if entry.disturbed or base.disturbed:
+        return "not decided"
     found = ratio(mine.values, theirs.values)
     return NOTHING if found is None else str(found)

@@ -13,6 +13,7 @@ from hubring.workers.compare.decide.verdict import crossing
 from hubring.workers.compare.findings import Crossover, Prediction, Scaling
 from hubring.workers.compare.plan.row import meets
 from hubring.workers.compare.plan.setting import Setting, without_servers, words
+from hubring.workers.compare.predict.prediction import SCORED
 from hubring.workers.compare.show.material import (
     DrawnFigure,
     Lines,
@@ -188,7 +189,8 @@ def predictions(material: PageContent) -> dict[str, Any] | None:
         return None
     lines = [_line(material, each) for each in found]
     table = NumberTable("Predicted and measured step times", HEADS, lines, WORDS)
-    both = [each for each in found if each.measured_ms and each.predicted_ms]
+    # A setting that calibrated its row does not show how good the predictions are.
+    both = [each for each in found if each.measured_ms and each.predicted_ms and not each.calibrated]
     figure = _prediction_figure(material, both, table) if both else None
     title = "How good were the predictions?"
     return {"title": title, "score": material.findings.score, "table": table, "figure": figure}
@@ -203,14 +205,12 @@ def _prediction_figure(material: PageContent, both: Sequence[Prediction], table:
     caption = (
         f"On the line, prediction and measurement are equal; in the band, at most {percent(FAIR)} apart."
     )
-    foreseen = [each for each in both if not each.calibrated]
-    if foreseen:
-        within = sum(abs(each.error or 0.0) <= FAIR for each in foreseen)
-        worst = max(foreseen, key=lambda each: abs(each.error or 0.0))
-        caption += (
-            f" {within} of {len(foreseen)} without calibration are in the band; the worst is {worst.row} with"
-            f" {worst.setting}, off by {signed(worst.error or 0.0)}."
-        )
+    within = sum(abs(each.error or 0.0) <= FAIR for each in both)
+    worst = max(both, key=lambda each: abs(each.error or 0.0))
+    caption += (
+        f" {within} of {len(both)} are in the band; the worst is {worst.row} with {worst.setting}, off by"
+        f" {signed(worst.error or 0.0)}."
+    )
     drawing = Lines(drawn, x, y, fair=_fair(scale), height=300)
     title, key = "Predicted against measured step time", material.key(rows)
     return DrawnFigure("predictions-chart", title, caption, drawing, table, key, opened=True)
@@ -236,8 +236,8 @@ def _line(material: PageContent, each: Prediction) -> list[str]:
         material.name_under(each.row, [each.setting]),
         each.setting,
         _number(each.measured_ms),
-        _number(each.predicted_ms),
-        NOTHING if each.error is None else signed(each.error),
+        _number(each.predicted_ms) + ("" if each.row in SCORED else " (not scored)"),
+        NOTHING if each.error is None or each.calibrated else signed(each.error),
         each.by,
-        "yes" if each.calibrated else "no",
+        "yes, so it does not count" if each.calibrated else "no",
     ]

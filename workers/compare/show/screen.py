@@ -17,16 +17,8 @@ from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import legend, words
 from hubring.workers.compare.run.outcome import Line
 from hubring.workers.compare.run.timeline import clock_sentence
-from hubring.workers.compare.show import exports
-from hubring.workers.compare.show.figures import (
-    HEADS,
-    PART,
-    SENTENCES,
-    drift,
-    exchanges,
-    record_share,
-    uneven,
-)
+from hubring.workers.compare.show import exports, figures
+from hubring.workers.compare.show.speed import COLUMNS
 from hubring.workers.compare.statistics import SPEEDS, Number, interval_words
 
 
@@ -69,6 +61,7 @@ def notes(findings: Findings) -> list[str]:
     slept = any(each.emulated for each in findings.rows)
     priced, epochs = findings.asked.prices is not None, findings.asked.epochs is not None
     hub, ring = any(row.startswith("hub-") for row in rows), "ring" in rows
+    part = figures.partial(each.number(name) for each in findings.rows for name in COLUMNS)
     texts = {
         _spread_note(findings.seeds): True,
         "Samples per second are means, step times medians, after warm-up.": True,
@@ -82,25 +75,18 @@ def notes(findings: Findings) -> list[str]:
         "Staleness: updates by other workers between a worker's read and its own update.": hub,
     }
     return [
-        *_gate(findings),
-        *uneven(findings),
+        *filter(None, [figures.record_share(findings), figures.drift(findings.gate), part]),
+        *figures.uneven(findings),
         *filter(None, [clock_sentence(findings.clocks)]),
         *(note for note, concerns in texts.items() if concerns),
     ]
 
 
-def _gate(findings: Findings) -> list[str]:
-    """Returns how many steps the gate re-checked, what that cost, and how far rows are apart at the end."""
-    gate = findings.gate
-    steps = f"{gate.judged:,} of {gate.taken:,} steps"
-    checked = f"Gate: {steps} were re-checked against torch's optimizer in one process."
-    return [*([checked] if gate.steps else []), *filter(None, [record_share(findings), drift(gate)])]
-
-
 def _spread_note(seeds: int) -> str:
     if seeds == 1:
         return "One seed: there is no interval, and any difference can be chance."
-    return f"Medians over {seeds} seeds. ± is half of an interval that {interval_words(seeds)}. {PART}"
+    held = interval_words(seeds)
+    return f"Medians over {seeds} seeds. ± is half of an interval that {held}."
 
 
 def _number(number: Number | None, form: str) -> str:
@@ -194,7 +180,7 @@ class RunScreen:
 
 
 def show(findings: Findings, report: Path) -> None:
-    """Prints the tables, their notes, the verdict, the path of the report, and the answer last.
+    """Prints the tables, their notes, the verdict, and last the answer, whether to trust it, and the report.
 
     Args:
         findings: The findings.
@@ -205,18 +191,19 @@ def show(findings: Findings, report: Path) -> None:
         if len(findings.setting_keys) > 1:
             console.print(f"\n{words(findings.setting(setting))}", style="bold", markup=False)
         console.print(_table(*table(findings, setting)))
-        if timed := exchanges(findings, setting):
+        if timed := figures.exchanges(findings, setting):
             console.print()
-            console.print(_table(HEADS, timed))
-    for note in (*notes(findings), *(SENTENCES if findings.bandwidth else ())):
+            console.print(_table(figures.HEADS, timed))
+    for note in (*notes(findings), *(figures.SENTENCES if findings.bandwidth else ())):
         console.print(note, style="dim", markup=False)
     console.print()
     for sentence in findings.verdict:
         console.print(f"* {sentence}", markup=False)
     if lack := exports.lacks_tensorboard():
         console.print(lack, style="dim", markup=False, soft_wrap=True)
-    console.print(f"\nReport, to open in a browser: {report}", markup=False, soft_wrap=True)
     console.print(f"\n{findings.answer}", style="bold", markup=False, soft_wrap=True)
+    console.print(figures.trust(findings), markup=False, soft_wrap=True)
+    console.print(f"Report, to open in a browser: {report}", markup=False, soft_wrap=True)
 
 
 def _console() -> Console:

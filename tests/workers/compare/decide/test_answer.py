@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hubring.workers.compare.plan.experiment import FaultTable, LinkTable
+from hubring.workers.compare.plan.experiment import FaultTable, LinkTable, StragglerTable
 from hubring.workers.compare.run.noise import RunNoise
 from tests.support.compare.replayed import SEEDS, Replayed, compared, paced
 
@@ -17,7 +18,7 @@ NOTHING = "This experiment measured no two rows that can be compared by speed al
 
 def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
     found: str = compared(folder, trainer, **{"seeds": SEEDS, **changes})["answer"]
-    assert len(found.split()) <= 25, found
+    assert all(len(sentence.split()) <= 25 for sentence in re.split(r"[.;] ", found)), found
     return found
 
 
@@ -44,14 +45,18 @@ def answer(folder: Path, trainer: Replayed, **changes: Any) -> str:
         (
             paced({"ring": 0.02}),
             {"seeds": (0,)},
-            "One seed cannot tell hub-bsp and ring apart; run at least three seeds.",
+            "Not decided between hub-bsp and ring: run at least three seeds.",
         ),
         (
             paced({"ring": 0.02}),
             {"workers": (4,), "link": LinkTable(rate=(1e9,))},
             f"On emulated hosts hub-bsp {TWICE} the ring for this job.",
         ),
-        (paced({"ring": 0.02}), {"workers": (2, 4)}, "Of 2 settings, hub-bsp wins in 2."),
+        (
+            paced({"ring": 0.02}),
+            {"workers": (2, 4)},
+            "Of 2 settings, hub-bsp beats the ring in 2, by a factor of 2.00.",
+        ),
         (paced({}), {"rows": ("ring",)}, NOTHING),
         (paced({}), {"fault": FaultTable(rank=1, step=9)}, NOTHING),
         (paced({"hub-asp": 0.001}), {"rows": ("hub-asp", "ring")}, NOTHING),
@@ -65,9 +70,11 @@ def test_the_answer_names_the_winner_and_the_margin(
 
 
 def test_a_difference_that_chance_can_explain_has_no_winner(tmp_path: Path) -> None:
-    said = answer(tmp_path, paced({"ring": 0.01}, {"ring": (1.5, 1.0, 1.3)}))
-    assert said.startswith("On this machine hub-bsp and ring show no clear difference for this job; about ")
-    assert said.endswith(" seeds would decide it.")
+    noise = {"ring": (1.16, 1.01, 1.06, 1.03, 1.13), "hub-bsp": (1.0,) * 5}
+    changes = {"rows": ("ring", "hub-bsp"), "seeds": tuple(range(5)), "target": 2.0}
+    said = answer(tmp_path, paced({}, noise), **changes)
+    assert said.startswith("On this machine hub and ring show no clear difference for this job; ")
+    assert said.endswith(" seeds would decide it in 4 of 5 cases.")
 
 
 def test_a_disturbed_machine_has_no_winner(tmp_path: Path) -> None:
@@ -87,4 +94,16 @@ def test_without_the_ring_s_speed_an_asynchronous_hub_does_not_take_its_place(tm
     trainer = paced({"hub-ssp": 0.001})
     trainer.parameters = {f"n2 k1 ring seed{seed}": 1.5 for seed in SEEDS}
     said = answer(tmp_path, trainer, rows=("ring", "hub-ssp", "hub-bsp", "local"))
-    assert said == f"On this machine hub-bsp {TWICE} local for this job."
+    sooner = "To reach test accuracy 0.93, hub-ssp is 10.00 times as fast as hub-bsp and local."
+    assert said == f"{sooner} On this machine hub-bsp {TWICE} local for this job."
+
+
+def test_a_row_that_does_not_wait_for_all_is_named_where_it_reaches_the_target_first(tmp_path: Path) -> None:
+    slow = StragglerTable(kind="constant", seconds=(0.02,), baseline=True)
+    said = answer(tmp_path, paced({"hub-asp": 0.001}), rows=("ring", "hub-bsp", "hub-asp"), straggler=slow)
+    sooner = "hub-asp is 10.00 times as fast as hub-bsp and ring"
+    assert said == (
+        f"To reach test accuracy 0.93, {sooner} in the base setting;"
+        f" {sooner} with a delay of 20 ms per step on every rank."
+        " No clear winner in 2 settings: both are equally fast in 2."
+    )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hubring.workers.compare.decide.measure import price
+from hubring.workers.compare.measure import price
 from hubring.workers.compare.plan.experiment import FaultTable, PricesTable
 from hubring.workers.compare.plan.row import EVERY
 from hubring.workers.compare.plan.run_order import PlannedRun

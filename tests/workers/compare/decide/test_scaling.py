@@ -29,7 +29,7 @@ def by_servers(
         factor = NOISY[run.seed] if run.setting.servers in noisy else 1.0
         return record(0.03 if run.row.name == "ring" else factor * steps[run.setting.servers], pause=0.0)
 
-    asked = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,))} | changes
+    asked = {"rows": ("ring", "hub-bsp"), "seeds": (0, 1, 2), "link": LinkTable(rate=(2e8,))} | changes
     return compared(folder, Replayed(records=records), workers=(4,), servers=tuple(steps), **asked)
 
 
@@ -90,8 +90,9 @@ def test_a_crossover_does_not_contradict_the_verdict_where_few_steps_are_slow(tm
         lines = record(0.02, pause=0.0)
         return [{**line, "seconds": line["seconds"] + 0.06 * (line["step"] // 4)} for line in lines]
 
-    asked = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,))}
-    results = compared(tmp_path, Replayed(records=records), workers=(4,), servers=(1, 2), **asked)
+    asked: dict[str, Any] = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,))}
+    asked |= {"seeds": (0, 1, 2), "workers": (4,), "servers": (1, 2)}
+    results = compared(tmp_path, Replayed(records=records), **asked)
     assert "With 2 servers: the hub (hub-bsp) loses to the ring" in "\n".join(results["verdict"])
     (crossover,) = results["crossover"]
     assert (crossover["measured"], crossover["undecided"]) == (None, [])

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from hubring.workers.compare.decide.decision import CHANCE, SPEED, Comparisons, holm
+from hubring.workers.compare.decide.decision import SPEED, Comparisons
+from hubring.workers.compare.decide.ratio import CHANCE, holm
 from hubring.workers.compare.decide.verdict import answer
 from hubring.workers.compare.decide.verdict import verdict as verdict_on
 from hubring.workers.compare.findings import Findings, RowResult

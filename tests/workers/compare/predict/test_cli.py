@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from msgspec.structs import replace
 
 from hubring.ps.config import terminal
 from hubring.workers.bench import job
 from hubring.workers.compare import cli
+from hubring.workers.compare.plan.experiment_file import load_experiment
 from hubring.workers.compare.plan.setting import Link
 from hubring.workers.compare.predict import calibrate, question
 from hubring.workers.compare.predict.calibrations import BUNDLED, WIRES, read_constants
+from hubring.workers.compare.predict.prediction import NCCL, SCORED
 from tests.support.compare.calibration import CONSTANTS, output
+from tests.support.compare.matrix import COMMON, GROUPS, OUTSIDE
 from tests.support.processes.cluster import Cluster
 
 Told = Callable[..., tuple[int, dict[str, Any], str]]
@@ -274,3 +278,30 @@ def test_calibrate_measures_every_wire_and_shows_its_spread(
     assert constants.link is not None
     assert constants.machine["cores"] == constants.cores
     assert "zmq.alpha" in shown
+
+
+def test_rows_whose_error_nobody_measured_are_marked_beside_their_number(told: Told) -> None:
+    _, last, shown = told("predict", "--workers", "4", "--rows", "ring,hub-colocated,hub-bsp,fsdp2")
+    assert [each["scored"] for each in last["predictions"]] == [True, False, True, False]
+    marked = [line.split()[1] for line in shown.splitlines() if "ms" not in line and " not scored " in line]
+    assert marked == ["hub-colocated", "fsdp2"]
+    assert "not scored: the error of this row's predictions was not measured on any machine" in shown
+    _, _, shown = told("predict", "--workers", "4", "--rows", "ring,hub-bsp,hub-asp")
+    assert "not scored" not in shown
+
+
+def test_the_rows_that_count_as_scored_are_those_of_the_matrix() -> None:
+    rows = {row for group in GROUPS for each in group.experiments for row in each.get("rows", COMMON["rows"])}
+    assert rows == {row for row in SCORED if row not in NCCL}
+
+
+def test_a_group_outside_the_matrix_makes_twelve_predictions(tmp_path: Path) -> None:
+    file, keys = tmp_path / "outside.toml", []
+    for each in OUTSIDE.experiments:
+        file.write_text(tomli_w.dumps({**COMMON, **each}))
+        keys.append(load_experiment(str(file), {}).settings)
+    matrix = {each["workers"] for group in GROUPS for each in group.experiments}
+    assert not matrix & {each.workers for settings in keys for each in settings}
+    (rows,) = {tuple(each["rows"]) for each in OUTSIDE.experiments}
+    # Each row's first setting calibrates it.
+    assert (sum(map(len, keys)) - 1) * len(rows) == 12

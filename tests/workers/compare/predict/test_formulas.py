@@ -111,10 +111,28 @@ def test_more_servers_are_never_slower(workers: int, servers: int, nbytes: int, 
     assert hub(task, workers, servers + 1) <= hub(task, workers, servers) * (1 + 1e-9)
 
 
-def test_colocated_shards_carry_what_a_ring_carries() -> None:
-    task = ExchangeTask(nbytes=100 * MEBI, link=GIGABIT)
-    colocated = ExchangeCosts(WEIGHTLESS, task, 4).colocated("zmq", steps=True)
-    assert colocated.lockstep(4) == pytest.approx(ring(task, 4))
+def colocated(task: ExchangeTask, workers: int) -> float:
+    return ExchangeCosts(WEIGHTLESS, task, workers).colocated("zmq", steps=True).lockstep(workers)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_colocated_shards_carry_what_a_ring_carries(workers: int) -> None:
+    task = fine(100 * MEBI)
+    assert colocated(task, workers) == pytest.approx(ring(task, workers), rel=3e-3)
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8])
+def test_a_model_of_one_slice_passes_the_link_of_its_only_colocated_shard_twice(workers: int) -> None:
+    # The other workers push it there, and only then does it return to each of them.
+    task = ExchangeTask(nbytes=MEBI, link=GIGABIT)
+    assert colocated(task, workers) == pytest.approx(2 * (workers - 1) * MEBI / GOODPUT)
+
+
+def test_shards_with_unequal_parts_are_as_slow_as_the_largest() -> None:
+    task = ExchangeTask(nbytes=12 * MEBI, link=GIGABIT, slice_bytes=4 * MEBI)  # three slices for two hosts
+    # Host 0 gets 8 MiB from the other worker and sends it 8, and its own worker pushes and pulls 4; the last
+    # slice of 4 leaves once it is in.
+    assert colocated(task, 2) == pytest.approx(12 * MEBI / GOODPUT, rel=1e-6)
 
 
 def test_the_measured_slowdown_of_a_switch_that_drops_is_predicted() -> None:

@@ -62,6 +62,19 @@ def test_a_hub_row_goes_by_its_own_wire_or_by_the_experiments(
     assert [words[place + 1] for place, word in enumerate(words) if word == "--transport"] == [wire]
 
 
+@pytest.mark.parametrize(
+    ("row", "backend", "given"),
+    [("ring", "gloo", []), ("ring-gloo", "gloo", ["gloo"]), ("ring", "nccl", ["nccl"])],
+)
+def test_a_ring_chooses_how_it_exchanges_unless_its_row_or_nccl_says_it(
+    row: str, backend: str, given: list[str]
+) -> None:
+    plan = experiment(rows=(row,), backend=backend)
+    programs = Programs(plan, PlannedRun(plan.settings[0], EVERY[row], seed=0), Path("run"), LocalHosts())
+    words = programs.worker(0, "hub:5555")
+    assert [words[place + 1] for place, word in enumerate(words) if word == "--backend"] == given
+
+
 def test_a_frame_leaves_after_the_latency_and_never_before_an_earlier_one() -> None:
     wire = SlowWire(Link(latency=0.5), "port0")
     wire.put(b"one", 1.0)

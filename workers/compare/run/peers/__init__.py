@@ -8,4 +8,6 @@ the same record and last line, and is judged by the same gate:
     zero1      DistributedDataParallel and ZeroRedundancyOptimizer
     mpi        an allreduce after backward, and the script's optimizer
     rpc, ray   a parameter server that steps with torch's optimizer
+
+A script that knows nothing of Hubring makes its own group, and trains as it is (`unedited.py`).
 """

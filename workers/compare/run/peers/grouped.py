@@ -56,7 +56,9 @@ class Grouped(PeerCommunicator):
         self.backend = seat.backend
         self.prepares: list[Callable[[], None]] = []
         self.releases: list[Callable[[], None]] = []
-        rendezvous.join(seat)
+        self._joined = not dist.is_initialized()
+        if self._joined:  # else the script made the group
+            rendezvous.join(seat)
 
     def gather(self, value: Any) -> list[Any]:
         for prepare in self.prepares:
@@ -71,7 +73,7 @@ class Grouped(PeerCommunicator):
         )
 
     def close(self, *, finished: bool) -> None:
-        if not finished:  # destroying the group could wait forever
+        if not (finished and self._joined):  # after an error, destroying the group could wait forever
             return
         try:
             for release in self.releases:
@@ -113,7 +115,7 @@ class GroupedOptimizer(OptimizerWrapper):
         after_step: Callable[[int], None] | None = None,
         **_: Any,
     ) -> None:
-        super().__init__(optimizer)
+        super().__init__(optimizer, model)
         here = context.current()
         assert isinstance(here.communicator, Grouped)
         self._peer = here.communicator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar, Literal
@@ -136,13 +136,15 @@ class StandIn:
     Args:
         name: Name of the peer.
         seat: Rank, size and addresses, as far as the command line sets them.
+        edited: Called when the script calls `hubring.init()`, before it joins a group.
 
     Raises:
         UsageError: The peer does not exist or is not available here.
     """
 
-    def __init__(self, name: str, seat: PeerRendezvous) -> None:
+    def __init__(self, name: str, seat: PeerRendezvous, edited: Callable[[], None] = lambda: None) -> None:
         find_peer(name).check()
+        self._edited = edited
         module = import_module(f"hubring.workers.compare.run.peers.{_MODULES.get(name, name)}")
         self._kind: type[PeerCommunicator] = getattr(module, name.capitalize())
         self._seat = seat
@@ -160,6 +162,8 @@ class StandIn:
         return {**result, "exchange": {**result["exchange"], **unknown, "bytes": self._kind.bytes_are}}
 
     def _meet(self, config: WorkerConfig, place: logs.LogOrigin, found: Placement) -> Worker:
+        if not torch.distributed.is_initialized():
+            self._edited()
         rank, size = self._seat.rank, self._seat.size
         placement = replace(found, rank=rank, size=size, local_rank=config.local_rank or 0)
         backend = self._seat.backend

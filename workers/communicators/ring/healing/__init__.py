@@ -1,0 +1,1 @@
+"""A ring that goes on without lost members, and lets newcomers in."""
