@@ -27,6 +27,7 @@ def worker_rows(job: Job, now: float, *, together: bool) -> list[dict[str, Any]]
     before, even if their last report is older.
     """
     newest = max((each.step for each in job.progress.values()), default=0)  # also of those that left
+    gone = job.membership.disconnected if job.membership is not None else ()
     rows = []
     for member in job.members:
         progress = job.progress[member.rank]
@@ -36,6 +37,7 @@ def worker_rows(job: Job, now: float, *, together: bool) -> list[dict[str, Any]]
                 "rank": member.rank,
                 "host": member.host,
                 "pid": member.pid,
+                "connected": member not in gone,
                 "step": max(progress.step, newest - 1) if together else progress.step,
                 "loss": progress.loss if math.isfinite(progress.loss) else None,
                 "steps_per_second": round(progress.step_rate.rate, 3),

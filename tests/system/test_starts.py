@@ -103,6 +103,8 @@ def test_a_ring_waits_for_one_that_is_killed_just_before_the_last_comes(
     last.until_said("paused")
     lost.until_said("came")
     lost.process.kill()
+    with cluster.asking(address) as status:
+        server.until(lambda: not status()["workers"][0]["connected"], "rank 0 disconnected")
     script.with_suffix(".go").touch()
     server.until_said("waiting for 1 of 2 workers (rank 0 not started yet)")
     again = cluster.worker(*ring, "0", str(script), "nowhere", "5")
