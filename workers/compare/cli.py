@@ -136,6 +136,7 @@ FLAGS: tuple[tuple[str, type, str], ...] = (
     ("rate", str, "of host links, such as 1gbit,200mbit [no links]"),
     ("latency", str, "of host links, such as 5ms [0]"),
     ("jitter", str, "of the latency, such as 1ms [0]"),
+    ("workers_per_host", int, "workers that share a host and its link [1]"),
     ("compute", str, "emulated compute time of a step, as on a GPU, such as 50ms"),
     ("kill", str, "kill a process before a step: 1@100 (worker 1), shard0@100 [none]"),
     ("timeout", float, "limit of one run in seconds [600]"),

@@ -91,6 +91,7 @@ def test_without_hub_bsp_another_row_with_several_workers_runs_twice() -> None:
         ("hub-backup", "--mode backup --backup 1", ""),
         ("hub-standby", "--mode bsp --standby 1", ""),
         ("hub-colocated", "--mode bsp --colocate", ""),
+        ("hub-local", "--mode bsp", "--local"),
         ("hub-zmq", "--mode bsp", "--transport zmq"),
         ("hub-powersgd:4", "--mode bsp", "--compress powersgd:4 --aggregate"),
     ],
@@ -113,6 +114,7 @@ HARD = Setting(
 
 def test_a_key_says_what_differs_from_a_plain_machine() -> None:
     assert Setting(workers=2).key == "n2 k1"
+    assert Setting(workers=4, link=Link(rate=1e9, sharing=2)).key == "n4 k1 1000mbit x2"
     assert HARD.key == "n4 k2 200mbit 5ms +-1ms pareto20ms@1,2 kill3@50 compute50ms"
 
 

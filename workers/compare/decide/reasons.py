@@ -35,7 +35,8 @@ def because(scope: SettingRows, hub: str) -> str:
         return ""
     wins = ratio.value > 1
     # A hub that is colocated, or has standbys, has another number of servers than the setting.
-    counted = EVERY[hub].hosts(scope.setting)[1] == scope.setting.servers
+    way = EVERY[hub]
+    counted = not way.local and way.hosts(scope.setting)[1] == scope.setting.servers
     wires = _wires(scope, wins) if counted else []
     reasons = [*_waits(scope, hub, wins), *wires, *_latencies(scope, hub, wins)]
     # A straggler slows every row that waits for it. A hub never has more of the cores than the ring.
@@ -60,10 +61,12 @@ def _waits(scope: SettingRows, hub: str, wins: bool) -> list[str]:
 def _wires(scope: SettingRows, wins: bool) -> list[str]:
     """Compares the bytes on the busiest links, by the formula."""
     n, k, link = scope.setting.workers, scope.setting.servers, scope.setting.link
-    hub, ring = max(1.0, n / k), 2 * (n - 1) / n
-    if not link or not link.rate or hub == ring or (hub < ring) != wins:
+    if not link or not link.rate:
         return []
-    needed = servers_needed(n)
+    hub, ring = max(link.sharing, n / k), 2 * (n - 1) / n
+    if hub == ring or (hub < ring) != wins:
+        return []
+    needed = servers_needed(n, link.sharing)
     winning = "never wins" if needed is None else f"wins with {needed} or more servers"
     return [
         f"with {n} workers and {k} server{'' if k == 1 else 's'}, its busiest link carries {hub:.3g} times"
@@ -98,7 +101,7 @@ def _beyond_wires(scope: SettingRows, hub: str) -> list[str]:
     sent, exposed = scope.number(hub, "bytes_sent_per_step"), scope.number(hub, "exposed_ms")
     if not link or not link.rate or link.latency or sent is None or exposed is None:
         return []
-    needed = 1e3 * max(1.0, n / k) * sent.median / goodput(link)
+    needed = 1e3 * max(link.sharing, n / k) * sent.median / goodput(link)
     if exposed.median < BEYOND * needed:
         return []
     return [
@@ -148,7 +151,7 @@ def crossovers(compared: Comparisons, model: Score | None) -> list[Crossover]:
                 undecided=undecided,
                 predicted=model.crossover(first) if model is not None and calibrated else None,
                 calibrated=calibrated,
-                by_bytes=servers_needed(first.workers),
+                by_bytes=servers_needed(first.workers, first.link.sharing),
                 formula=FORMULA,
             )
         )

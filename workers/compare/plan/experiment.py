@@ -88,11 +88,13 @@ class LinkTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds from host to host."""
     jitter: NotNegative = 0.0
     """Seconds by which the latency varies, up and down."""
+    workers_per_host: Count = 1
+    """Workers that share a host and its link. The server and further shards have hosts of their own."""
 
     @property
     def links(self) -> Iterator[Link]:
         for rate, latency in product(self.rate or (None,), self.latency):
-            yield Link(rate=rate, latency=latency, jitter=self.jitter)
+            yield Link(rate=rate, latency=latency, jitter=self.jitter, sharing=self.workers_per_host)
 
 
 class StragglerTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,7 +140,7 @@ class PricesTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """`[prices]`: prices of one host for an hour, all in one currency."""
 
     worker: NotNegative
-    """A host with one worker."""
+    """A host with its workers."""
     server: NotNegative = 0.0
     """A host with one shard of a hub, or with its standby."""
 

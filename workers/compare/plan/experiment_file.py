@@ -65,6 +65,7 @@ _WITH_TABLE = {
     "rate": ("link", "rate"),
     "latency": ("link", "latency"),
     "jitter": ("link", "jitter"),
+    "workers_per_host": ("link", "workers_per_host"),
     "compute": ("compute", "step"),
     "straggler_ranks": ("straggler", "ranks"),
     "straggler_shape": ("straggler", "shape"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Literal
 
 from msgspec import Struct
@@ -33,6 +34,7 @@ class Row(Struct, frozen=True):
         standbys: Standbys of each process of the hub.
         min_workers: Number of workers down to which a ring goes on; None: it ends with its first loss.
         peer: The peer that it runs; None: a row of Hubring.
+        local: The workers of a host reduce among themselves first.
         unedited: Whether it only trains scripts with a `torch.distributed` group of their own.
     """
 
@@ -49,6 +51,7 @@ class Row(Struct, frozen=True):
     standbys: int = 0
     min_workers: int | None = None
     peer: PeerRow | None = None
+    local: bool = False
     unedited: bool = False
 
     @property
@@ -67,7 +70,7 @@ class Row(Struct, frozen=True):
         values = {"topology": topology, "transport": self.transport, "backend": self.backend}
         values |= {"compress": self.codec}
         words = _spell(values | {"min-workers": self.min_workers})
-        set_flags = {"--aggregate": self.aggregate, "--as-gloo": self.unedited}
+        set_flags = {"--aggregate": self.aggregate, "--local": self.local, "--as-gloo": self.unedited}
         return (*words, *(name for name, is_set in set_flags.items() if is_set))
 
     @property
@@ -104,7 +107,8 @@ class Row(Struct, frozen=True):
         """
         served = self.on_hub if self.peer is None else self.peer.served
         shards = setting.servers if served and not self.colocated else 0
-        return self.workers(setting.workers), shards * (1 + self.standbys)
+        workers, sharing = self.workers(setting.workers), setting.link.sharing if setting.link else 1
+        return ceil(workers / sharing), shards * (1 + self.standbys)
 
     def _has(self, fault: Fault) -> bool:
         """Whether the row has a process that can be the fault's victim."""
@@ -165,8 +169,10 @@ WIRED = {
 VARIED = _named(
     Row("hub-backup", "the hub does not wait for the slowest worker of a step", "backup", backup=1),
     Row("hub-colocated", "hub-bsp with a shard on each worker's host", "bsp", colocated=True),
+    Row("hub-local", "hub-bsp; the workers of a host push one sum", "bsp", local=True),
     Row("hub-standby", "hub-bsp with standbys of its processes", "bsp", standbys=1),
     Row("ring-heals", "a ring that goes on without a lost worker", "ring", min_workers=1),
+    Row("ring-local", "one worker of each host is in the ring, for all of them", "ring", local=True),
     Row("ring-gloo", "a ring on Gloo, also where all workers are on one host", "ring", backend="gloo"),
 )
 """Other ways to run a hub or a ring."""

@@ -58,11 +58,13 @@ class Link(Struct, frozen=True, kw_only=True):
         rate: Bits a second, each way; None: unlimited.
         latency: Seconds from host to host.
         jitter: Seconds by which the latency varies, up and down, uniformly.
+        sharing: Workers of each host, which share its link.
     """
 
     rate: float | None = None
     latency: float = 0.0
     jitter: float = 0.0
+    sharing: int = 1
 
     def __post_init__(self) -> None:
         if self.rate is not None and self.rate <= 0:
@@ -77,6 +79,7 @@ class Link(Struct, frozen=True, kw_only=True):
         words = [] if self.rate is None else [f"{self.rate / 1e6:g}mbit"]
         words += [f"{1e3 * self.latency:g}ms"] if self.latency else []
         words += [f"+-{1e3 * self.jitter:g}ms"] if self.jitter else []
+        words += [f"x{self.sharing}"] if self.sharing > 1 else []
         return " ".join(words)
 
 
@@ -189,6 +192,7 @@ def setting_words(setting: Setting, *, servers: bool = True) -> list[str]:
     parts += [_count(setting.servers, "server")] if servers else []
     if link := setting.link:
         jitter = f" ± {_ms(link.jitter)}" if link.jitter else ""
+        parts += [f"{link.sharing} workers on each host"] if link.sharing > 1 else []
         parts += [f"links of {_rate(link.rate)}"] if link.rate else []
         parts += [f"{_ms(link.latency)} of latency{jitter}"] if link.latency else []
     parts += [straggler(setting.straggler)] if setting.straggler else []

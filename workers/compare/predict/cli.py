@@ -78,6 +78,7 @@ def calibrate(
         option("gpus_per_node", int, "workers of a node, one on each GPU [calibration's, or 1]", min=1),
         option("intra", str, "links between GPUs of a node: nvlink, pcie, or a GPU's rate [calibration's]"),
         option("jitter", str, "of the latency, up and down [calibration's, or 0]"),
+        option("workers_per_host", int, "workers that share a host and its link [1]", min=1),
         *SLOW,
         option("straggler_shape", float, "of a pareto delay; smaller: a heavier tail [2.5]", min=1.01),
         option("slice_bytes", int, "bytes of a slice [tuned]", min=4096),

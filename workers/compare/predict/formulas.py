@@ -295,6 +295,31 @@ class ExchangeCosts(Struct, frozen=True):
             closing=self._core_seconds(closing),
         )
 
+    def two_levels(self, servers: int, wire: str, *, steps: bool) -> HubExchange:
+        """Returns an exchange of hosts whose workers reduce among themselves first.
+
+        Each host is one worker of a hub or ring, whose gradients and answers pass the host's memory as in an
+        exchange of its own. Its workers divide what the host moves, and what it costs.
+
+        Args:
+            servers: Number of shards; 0: a ring.
+            wire: Wire between hosts.
+            steps: The servers step.
+        """
+        task = self.task
+        hosts = ceil(self.workers / task.sharing)
+        between = replace(self, workers=hosts, task=replace(task, sharing=1))
+        way = between.hub(servers, wire, steps=steps, shows=False) if servers else between.ring()
+        within = replace(self, workers=task.sharing).hub(task.sharing, "shm", steps=False, shows=False)
+        share = hosts / self.workers if servers else 1.0
+        return replace(
+            way,
+            shared_by=way.shared_by.times(share),
+            serve=way.serve * share,
+            cores=way.cores * share,
+            latency=way.latency + replace(within, after=0.0).lockstep(task.sharing),
+        )
+
     def _by_each_worker(self, each: float) -> float:
         """Returns the time of all bytes at every worker, of which one takes `each` seconds."""
         return each * self.task.nbytes * self.task.crowd(self.workers, self.constants)

@@ -237,7 +237,7 @@ def _exchange(constants: Constants, row: Row, setting: Setting, job: PredictedJo
         link=setting.link or Link(),
         together=setting.link is None if job.together is None else job.together,
         traffic=traffic(row),
-        sharing=min(job.sharing, setting.workers),
+        sharing=min(max(job.sharing, setting.link.sharing if setting.link else 1), setting.workers),
     )
     costs = ExchangeCosts(constants, task, setting.workers)
     steps, wire = not row.aggregate, wire_of(row, setting, job)
@@ -245,6 +245,8 @@ def _exchange(constants: Constants, row: Row, setting: Setting, job: PredictedJo
         return costs.nccl(NCCL[row.name])
     if not row.on_hub and wire == "shm":  # each worker averages its part, as a shard does
         return costs.hub(setting.workers, "shm", steps=False, shows=False)
+    if row.local and task.sharing > 1:
+        return costs.two_levels(setting.servers if row.on_hub else 0, wire, steps=steps)
     if not row.on_hub:
         return costs.ring(SHARDED.get(row.name, WHOLE))
     if row.colocated and wire != "shm":

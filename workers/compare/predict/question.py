@@ -42,7 +42,15 @@ from hubring.workers.runtime.slowdown import Straggler
 ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp"
 GPU_ROWS = "nccl,nccl-ring,nccl-tree,nccl-two-level"
 """Rows of a calibration with GPUs, unless others are asked for."""
-LIKE_RUN = ("rate", "latency", "jitter", "straggler", "straggler_ranks", "straggler_shape")
+LIKE_RUN = (
+    "rate",
+    "latency",
+    "jitter",
+    "workers_per_host",
+    "straggler",
+    "straggler_ranks",
+    "straggler_shape",
+)
 """Options that mean what they mean in an experiment."""
 MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}
 """Bytes of the models with these names in `ps-worker bench`."""
@@ -112,7 +120,7 @@ def answer_question(constants: Constants, given: Mapping[str, Any]) -> Predictio
         compute=(constants.compute or 0.0) if compute is None else setting.read_seconds(compute),
         wire="" if given["transport"] == "auto" else given["transport"],
         together=given["together"] or link is None,
-        sharing=1 if constants.cluster is None else constants.cluster.gpus,
+        sharing=constants.cluster.gpus if constants.cluster else link.sharing if link else 1,
         **{name: given[name] for name in ("batch", "optimizer", "overlap", "slice_bytes", "buffer")},
     )
     seeds = range(given["seed"], given["seed"] + given["seeds"])

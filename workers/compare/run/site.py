@@ -165,9 +165,11 @@ class LocalHosts(Struct, frozen=True):
 
     Attributes:
         behind_links: Hosts with links, by role; empty: all programs run on this machine.
+        sharing: Workers of each of these hosts.
     """
 
     behind_links: Mapping[str, Host] = {}
+    sharing: int = 1
 
     @property
     def apart(self) -> bool:
@@ -176,7 +178,7 @@ class LocalHosts(Struct, frozen=True):
 
     def local_rank(self, rank: int) -> int:
         """Returns a worker's number among those of its host."""
-        return 0 if self.behind_links else rank
+        return rank % self.sharing if self.behind_links else rank
 
     def command(self, role: str, argv: Sequence[str]) -> list[str]:
         """Returns the command that runs a program on a role's host, in the started process itself."""
@@ -215,15 +217,17 @@ def hosts(setting: Setting) -> Iterator[LocalHosts]:
     if setting.link is None:
         yield LocalHosts()
         return
-    roles = roles_of(setting)
-    with network(len(roles), setting.link) as members:
-        yield LocalHosts(dict(zip(roles, members, strict=True)))
+    sharing = setting.link.sharing
+    number_of = {role: index for index, role in enumerate(server_roles(setting))}
+    apart = len(number_of)
+    number_of |= {f"worker {rank}": apart + rank // sharing for rank in range(setting.workers)}
+    with network(max(number_of.values()) + 1, setting.link) as members:
+        yield LocalHosts({role: members[number] for role, number in number_of.items()}, sharing)
 
 
-def roles_of(setting: Setting) -> list[str]:
-    """Returns the roles with a host: the server, further shards, workers."""
-    shards = [f"shard {number}" for number in range(1, setting.servers)]
-    return ["server", *shards, *(f"worker {rank}" for rank in range(setting.workers))]
+def server_roles(setting: Setting) -> list[str]:
+    """Returns the roles with a host beside the workers': the server and further shards."""
+    return ["server", *(f"shard {number}" for number in range(1, setting.servers))]
 
 
 class ThisMachine:

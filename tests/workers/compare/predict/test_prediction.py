@@ -57,6 +57,20 @@ def test_the_host_s_own_ceiling_is_no_link() -> None:
     assert not predict(measured, "ring", at[25e9], JOB).extrapolated
 
 
+def test_two_levels_pass_a_host_s_link_as_one_worker_does() -> None:
+    near, apart = (Link(rate=1e8, sharing=sharing) for sharing in (2, 1))
+    job = replace(JOB, compute=0.0)
+    for plain, local in (("hub-bsp", "hub-local"), ("ring", "ring-local")):
+        found = predict(CONSTANTS, local, replace(LINKED, link=near), job)
+        two = predict(CONSTANTS, plain, replace(LINKED, workers=2, link=apart), job)
+        assert found.step_seconds == pytest.approx(two.step_seconds, rel=0.1), "and a passage of memory"
+    four = predict(CONSTANTS, "hub-bsp", replace(LINKED, servers=4, link=near), job)
+    assert (
+        four.step_seconds
+        > 1.5 * predict(CONSTANTS, "hub-local", replace(LINKED, servers=4, link=near), job).step_seconds
+    )
+
+
 @pytest.mark.parametrize("row", ["ring", "hub-bsp", "hub-ssp", "hub-asp", "hub-backup"])
 @pytest.mark.parametrize("kind", ["constant", "pareto", "host"])
 def test_step_and_speed_agree(row: str, kind: StragglerKind) -> None:
