@@ -15,6 +15,7 @@ import torch
 
 from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Session
+from hubring.ps.config.declaration import only_with
 from hubring.ps.config.environment import environment, let_nccl_heal
 from hubring.ps.config.values import address, is_loopback
 from hubring.ps.config.worker import WorkerConfig
@@ -136,6 +137,8 @@ def _share_cores(workers: int) -> None:
 
 
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
+    if config.local and session.mode != "bsp":
+        raise only_with("--local", "a server with --mode bsp", f"--mode {session.mode}")
     transport, dial, wired = registry.choose(
         session.shards, config.transport, locate=session.locations.locate
     )
