@@ -21,7 +21,7 @@ from hubring.ps.config.values import address, is_loopback
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport import registry
-from hubring.ps.transport.host import towards
+from hubring.ps.transport.host import host_id, towards
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
@@ -180,6 +180,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
         device=device if config.backend == "nccl" else _HOST,
         timeout=config.timeout,
         compress=config.compress or "",
+        local=host_id() if config.local else "",
     )
     session.on_failure(communicator.fail)
     return communicator
@@ -194,6 +195,7 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
         compress=config.compress or "",
         device=device if config.backend == "nccl" else _HOST,
         timeout=config.timeout,
+        local=host_id() if config.local else "",
     )
     communicator = HealingRing(meeting, late=session.late, size=session.ring_size, timeout=config.timeout)
     place = communicator.rank, communicator.size, config.min_workers
