@@ -96,7 +96,7 @@ def test_hosts_whose_ranks_cannot_share_memory_use_one_level(
     expected = reduce(torch.add, (numbers(rank, 10) for rank in range(4))) / 4
     torch.testing.assert_close(means[0][0], expected)
     (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith("--local has no effect: ranks [[")
+    assert told.startswith("--local has no effect: on the hosts of ranks [")
 
 
 def test_ranks_that_disagree_are_refused() -> None:

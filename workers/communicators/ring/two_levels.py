@@ -13,11 +13,12 @@ memory's sockets; then their first member cuts its Gloo connections, which the o
 from __future__ import annotations
 
 import logging
-from collections import deque
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -39,36 +40,45 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 20
 """Bytes that are reduced on the host while Gloo exchanges the bytes before them."""
 
-CUT_SECONDS = timedelta(seconds=10)
+CUT_SECONDS = 10.0
 """How long Gloo's operations may take to notice that their connections are cut."""
 
 
 class TwoLevels:
     """The process group.
 
+    A thread reduces what has been started on the host, and sends it over Gloo, one after the other. Whoever
+    waits for an operation gives its results to the host's members. Both exchange in memory of their own, so
+    Gloo always has something to send.
+
     Args:
         rank: This member's rank.
         hosts: The members of each host, by rank; hosts in the order of their first member.
-        on_host: Connects the members of this host.
+        up: Connects the members of this host, for what goes to the first of them.
+        down: Connects them too, for results.
 
     Attributes:
         counts: As `hosts`, `exchangers` and `received` of `Ring`.
     """
 
-    def __init__(self, rank: int, hosts: Sequence[Sequence[int]], on_host: HostGroup) -> None:
+    def __init__(self, rank: int, hosts: Sequence[Sequence[int]], up: HostGroup, down: HostGroup) -> None:
         self._hosts = hosts
         self._members = next(members for members in hosts if rank in members)
         self._first = rank == self._members[0]
         elsewhere = sum(map(len, hosts)) - len(self._members)
         self.counts = (len(hosts), len(hosts), elsewhere) if self._first else (len(hosts), 1, 0)
-        self._on_host = on_host
+        self._up, self._down = up, down
         self._across: Any = None
         self._connections: GroupConnections | None = None
-        self._sent: deque[Any] = deque()
-        """What Gloo has begun to sum."""
+        self._begun: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._sent: SimpleQueue[Any] = SimpleQueue()
+        """For each piece of an operation in turn: Gloo's operation, None if there is none, or an error."""
+        self._thread = threading.Thread(target=self._send_all, name="ring on two levels", daemon=True)
+        self._thread.start()
 
     def connect(self, store: RingStore, address: str, seconds: float) -> None:
         """Connects the first member of each host to the others."""
+        self.set_timeout(timedelta(seconds=seconds))
         if self._first:
             self._store, self._connections = store, GroupConnections(address)
             place = self._hosts.index(self._members), len(self._hosts)
@@ -77,81 +87,104 @@ class TwoLevels:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long an operation of one level may take."""
-        self._on_host.set_timeout(timeout)
-        if self._across is not None:
-            self._across.set_timeout(timeout)
+        for level in (self._up, self._down, self._across):
+            if level is not None:
+                level.set_timeout(timeout)
 
     def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> HostHandle:
-        return self._handle(partial(self._reduce, tensors[0], options or dist.AllreduceOptions()))
+        pieces = torch.split(tensors[0], PIECE_BYTES // tensors[0].itemsize)
+        options = options or dist.AllreduceOptions()
+        return self._begin(partial(self._reduce, pieces, options), partial(self._return, pieces))
 
     def broadcast(self, tensors: Sequence[Tensor], options: Any) -> HostHandle:
-        return self._handle(partial(self._broadcast, tensors[0], options.rootRank))
+        return self._begin(partial(self._broadcast, tensors[0], options.rootRank), self._await_piece)
 
     def allgather(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> HostHandle:
-        return self._handle(partial(self._gather, inputs[0], outputs[0]))
+        return self._begin(partial(self._gather, inputs[0], outputs[0]), self._await_piece)
 
     def fail(self, reason: str) -> None:
         """Ends all operations on all members, also from another thread."""
-        self._on_host.fail(reason)
+        self._up.fail(reason)
+        self._down.fail(reason)
         if self._connections is not None:
             self._connections.cut()
 
     def close(self, reason: str) -> None:
-        """As `fail`, and closes the connections. Those of Gloo end with this object."""
+        """As `fail`, and waits until no operation uses memory. Gloo's connections end with this object."""
         self.fail(reason)
-        self._on_host.close(reason)
+        self._begun.put(None)
+        self._thread.join(CUT_SECONDS)
+        while not self._sent.empty():
+            with suppress(Exception):
+                self._await_piece(timedelta(seconds=CUT_SECONDS))
+        self._up.close(reason)
+        self._down.close(reason)
 
-    def _handle(self, operation: Callable[[], None]) -> HostHandle:
-        def run() -> None:
+    def _begin(self, send: Callable[[], None], end: Callable[[], None]) -> HostHandle:
+        """Begins an operation in the thread; the handle ends it."""
+
+        def wait() -> None:
             try:
-                operation()
+                end()
             except Exception as cause:
                 self.fail(gist(cause))
-                for work in self._sent:  # it writes to memory until it ends
-                    with suppress(RuntimeError):
-                        work.wait(CUT_SECONDS)
                 raise
 
-        return HostHandle(run)
+        self._begun.put(send)
+        return HostHandle(wait)
 
-    def _reduce(self, tensor: Tensor, options: Any) -> None:
-        pieces = torch.split(tensor, PIECE_BYTES // tensor.itemsize)
-        for number, piece in enumerate(pieces):
-            self._on_host.allreduce([piece], options).wait()
-            if self._across is not None:
-                self._sent.append(self._across.allreduce([piece], options))
-            if number:
-                self._return(pieces[number - 1])
-        self._return(pieces[-1])
+    def _send_all(self) -> None:
+        torch.get_num_threads()  # without this call, MKL uses every core in this thread (torch 2.13)
+        while (send := self._begun.get()) is not None:
+            try:
+                send()
+            except Exception as error:  # any error: a caller waits for this operation
+                self.fail(gist(error))
+                self._sent.put(error)
 
-    def _return(self, piece: Tensor) -> None:
-        """Gives the host's members the sum of all hosts."""
-        if self._across is not None:
-            self._sent.popleft().wait()
-        self._on_host.broadcast([piece], _root(0)).wait()
+    def _await_piece(self, *limit: timedelta) -> None:
+        sent = self._sent.get()
+        if isinstance(sent, Exception):
+            raise sent
+        if sent is not None:
+            sent.wait(*limit)
+
+    def _reduce(self, pieces: Sequence[Tensor], options: Any) -> None:
+        for piece in pieces:
+            self._up.allreduce([piece], options).wait()
+            across = self._across
+            self._sent.put(None if across is None else across.allreduce([piece], options))
+
+    def _return(self, pieces: Sequence[Tensor]) -> None:
+        """Gives the host's members the sums of all hosts."""
+        for piece in pieces:
+            self._await_piece()
+            self._down.broadcast([piece], _root(0)).wait()
 
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         home = next(members for members in self._hosts if root in members)
         if home is self._members:
-            self._on_host.broadcast([tensor], _root(home.index(root))).wait()
+            self._up.broadcast([tensor], _root(home.index(root))).wait()
         self._spread(tensor, home)
+        self._sent.put(None)
 
     def _gather(self, own: Tensor, into: Sequence[Tensor]) -> None:
         for members in self._hosts:
             block = own.new_empty(len(members) * own.numel())
             parts = torch.split(block, own.numel())
             if members is self._members:
-                self._on_host.allgather([parts], [own]).wait()
+                self._up.allgather([parts], [own]).wait()
             self._spread(block, members)
             for member, part in zip(members, parts, strict=True):
                 into[member].copy_(part)
+        self._sent.put(None)
 
     def _spread(self, tensor: Tensor, home: Sequence[int]) -> None:
         """Gives the other hosts what a host's members have."""
         if self._across is not None:
             self._across.broadcast([tensor], _root(self._hosts.index(home))).wait()
         if home is not self._members:
-            self._on_host.broadcast([tensor], _root(0)).wait()
+            self._up.broadcast([tensor], _root(0)).wait()
 
 
 def _root(rank: int) -> Any:
@@ -185,24 +218,26 @@ def open_two_levels(
     if len(hosts) in (1, size):
         return None
     members = next(one for one in hosts if rank in one)
-    on_host = open_host_group(rank, size, store.within(f"host{members[0]}"), seconds, members)
+    levels = [
+        open_host_group(rank, size, store.within(f"{way}{members[0]}"), seconds, members)
+        for way in ("up", "down")
+    ]
+    opened = [level for level in levels if level is not None]
     with connecting(rank, size, seconds):
-        together = store.gather("together", rank, b"n" if on_host is None else b"y", size)
-    if on_host is None or b"n" in together:
-        if on_host is not None:
-            on_host.close("the ring uses one level")
-        apart = [members for members in hosts if together[members[0]] == b"n"]
+        together = store.gather("together", rank, b"y" if len(opened) == len(levels) else b"n", size)
+    if b"n" in together:
+        for level in opened:
+            level.close("the ring uses one level")
         if rank == 0:
-            log.warning("--local has no effect: ranks %s cannot share memory", apart)
+            apart = [one for one in range(size) if together[one] == b"n"]
+            log.warning("--local has no effect: on the hosts of ranks %s, workers cannot share memory", apart)
         return None
-    group = TwoLevels(rank, hosts, on_host)
-    on_host.set_timeout(timedelta(seconds=seconds))
-    across = store.within("across")
+    group, across = TwoLevels(rank, hosts, *opened), store.within("across")
     try:
         with connecting(rank, size, seconds):
             group.connect(across, address, seconds)
     except HubringError as error:
-        group.fail(str(error))  # or the host's other members would wait
+        group.close(str(error))  # or the host's other members would wait
         raise
     if rank == 0:  # all have connected, so all have read what they need
         across.forget()
