@@ -33,35 +33,28 @@ def numbers(rank: int, numel: int) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(rank))
 
 
-def mean(communicator: Communicator, numel: int) -> tuple[Tensor, int]:
-    """Returns the mean of all ranks' numbers, and the bytes that this rank sent for it."""
+def mean(communicator: Communicator, numel: int) -> Tensor:
+    """Returns the mean of all ranks' numbers."""
     assert isinstance(communicator, AllreduceCommunicator)
     flat = numbers(communicator.rank, numel)
     communicator.average("the mean", flat).wait(LIMIT)
-    return flat, communicator.traffic.bytes_sent
+    return flat
 
 
 @pytest.mark.parametrize(
     ("hosts", "numel"), [("AABB", 700_001), ("ABAB", 700_001), ("AAAB", 1_001), ("ABACB", 10)]
 )
 def test_a_hosts_ranks_are_added_in_order_and_then_the_hosts(hosts: str, numel: int) -> None:
-    """Three pieces, uneven hosts and a host with one rank; only the first rank of a host has traffic."""
+    """Three pieces, uneven hosts, and a host with one rank."""
     means = placed(hosts).run_once(lambda communicator: mean(communicator, numel))
     parts = [
         reduce(torch.add, (numbers(rank, numel) for rank, one in enumerate(hosts) if one == host))
         for host in dict.fromkeys(hosts)
     ]
     expected = reduce(torch.add, parts) / len(hosts)
-    first = means[0][0]
-    assert all(torch.equal(one, first) for one, _ in means)
-    if len(parts) == 2:
-        assert torch.equal(first, expected)
-    else:  # Gloo adds the hosts in another order in each part of a tensor
-        torch.testing.assert_close(first, expected)
-    share = 2 * (len(parts) - 1) * 4 * numel // len(parts)
-    assert [sent for _, sent in means] == [
-        share if hosts.index(host) == rank else 0 for rank, host in enumerate(hosts)
-    ]
+    assert all(torch.equal(one, means[0]) for one in means)
+    # Gloo adds three hosts or more in another order in each part of a tensor.
+    torch.testing.assert_close(means[0], expected, rtol=0 if len(parts) == 2 else 1e-6, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +87,7 @@ def test_hosts_whose_ranks_cannot_share_memory_use_one_level(
     with caplog.at_level(logging.WARNING):
         means = placed("AABB").run_once(lambda communicator: mean(communicator, 10))
     expected = reduce(torch.add, (numbers(rank, 10) for rank in range(4))) / 4
-    torch.testing.assert_close(means[0][0], expected)
+    torch.testing.assert_close(means[0], expected)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith("--local has no effect: on the hosts of ranks [")
 

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hubring.ps.core.errors import HubringError
+from hubring.ps.core.errors import RingBroken
 from hubring.workers.communicators.ring.group import (
     GroupConnections,
     RingStore,
@@ -110,13 +110,10 @@ class TwoLevels:
             self._connections.cut()
 
     def close(self, reason: str) -> None:
-        """As `fail`, and waits until no operation uses memory. Gloo's connections end with this object."""
+        """As `fail`, and ends the thread. Gloo's connections end with this object."""
         self.fail(reason)
         self._begun.put(None)
         self._thread.join(CUT_SECONDS)
-        while not self._sent.empty():
-            with suppress(Exception):
-                self._await_piece(timedelta(seconds=CUT_SECONDS))
         self._up.close(reason)
         self._down.close(reason)
 
@@ -141,13 +138,21 @@ class TwoLevels:
             except Exception as error:  # any error: a caller waits for this operation
                 self.fail(gist(error))
                 self._sent.put(error)
+        self._sent.put(RingBroken("this worker has left the ring"))
+        # Gloo writes to memory until it ends, and must not be destroyed before: the thread keeps this object.
+        while not isinstance(sent := self._sent.get(), Exception):
+            if sent is not None:
+                with suppress(RuntimeError):
+                    sent.wait()
+        self._sent.put(sent)
 
-    def _await_piece(self, *limit: timedelta) -> None:
+    def _await_piece(self) -> None:
         sent = self._sent.get()
         if isinstance(sent, Exception):
+            self._sent.put(sent)  # for the operations after this one
             raise sent
         if sent is not None:
-            sent.wait(*limit)
+            sent.wait()
 
     def _reduce(self, pieces: Sequence[Tensor], options: Any) -> None:
         for piece in pieces:
@@ -214,32 +219,31 @@ def open_two_levels(
     """
     with connecting(rank, size, seconds):
         places = store.gather("host", rank, host.encode(), size)
-    hosts = [[one for one in range(size) if places[one] == place] for place in dict.fromkeys(places)]
-    if len(hosts) in (1, size):
-        return None
-    members = next(one for one in hosts if rank in one)
-    levels = [
-        open_host_group(rank, size, store.within(f"{way}{members[0]}"), seconds, members)
-        for way in ("up", "down")
-    ]
-    opened = [level for level in levels if level is not None]
-    with connecting(rank, size, seconds):
+        hosts = [[one for one in range(size) if places[one] == place] for place in dict.fromkeys(places)]
+        if len(hosts) in (1, size):
+            return None
+        members = next(one for one in hosts if rank in one)
+        levels = [
+            open_host_group(rank, size, store.within(f"{way}{members[0]}"), seconds, members)
+            for way in ("up", "down")
+        ]
+        opened = [level for level in levels if level is not None]
         together = store.gather("together", rank, b"y" if len(opened) == len(levels) else b"n", size)
-    if b"n" in together:
-        for level in opened:
-            level.close("the ring uses one level")
-        if rank == 0:
-            apart = [one for one in range(size) if together[one] == b"n"]
-            log.warning("--local has no effect: on the hosts of ranks %s, workers cannot share memory", apart)
-        return None
-    group, across = TwoLevels(rank, hosts, *opened), store.within("across")
-    try:
-        with connecting(rank, size, seconds):
+        if b"n" in together:
+            for level in opened:
+                level.close("the ring uses one level")
+            if rank == 0:
+                apart = [one for one in range(size) if together[one] == b"n"]
+                text = "--local has no effect: on the hosts of ranks %s, workers cannot share memory"
+                log.warning(text, apart)
+            return None
+        group, across = TwoLevels(rank, hosts, *opened), store.within("across")
+        try:
             group.connect(across, address, seconds)
-    except HubringError as error:
-        group.close(str(error))  # or the host's other members would wait
-        raise
-    if rank == 0:  # all have connected, so all have read what they need
-        across.forget()
-        store.forget()
-    return group
+        except Exception as error:
+            group.close(gist(error))  # or the host's other members would wait
+            raise
+        if rank == 0:  # all have connected, so all have read what they need
+            across.forget()
+            store.forget()
+        return group
