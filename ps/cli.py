@@ -26,7 +26,7 @@ _OF_SERVER = (
     *("checkpoint_dir", "checkpoint_every", "on_loss", "lease"),
 )
 _OF_WORKER = (
-    *("topology", "backend", "aggregate", "compress", "transport"),
+    *("topology", "backend", "aggregate", "local", "compress", "transport"),
     *("job", "save_parameters", "log_format"),
 )
 """Flags of `submit` that it passes to the server or to the workers."""

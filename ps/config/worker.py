@@ -63,6 +63,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     aggregate: Annotated[
         bool, data_path("the hub averages gradients; each worker runs its own optimizer")
     ] = False
+    local: Annotated[
+        bool, data_path("reduce among the workers of each host first; one worker per host exchanges for all")
+    ] = False
     compress: Annotated[
         str | None, data_path("gradient codec: bf16, fp16, int8, sign, topk:0.01 or powersgd:4", "none")
     ] = None
@@ -158,6 +161,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
                 f"--min-workers {self.min_workers} is for --topology ring; a hub continues without a lost"
                 " worker anyway, unless the server has --on-loss wait or --colocate"
             )
+        if self.local:
+            self._check_local()
         if self.compress is not None:
             self._check_compress(self.compress)
         self._check_nodes()
@@ -210,6 +215,20 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         if self.server is None and self.gpus * (self.nodes or 1) > 1:
             raise ConfigError(
                 f"--gpus {self.gpus} needs --server HOST:PORT; ps-server start prints the address"
+            )
+
+    def _check_local(self) -> None:
+        if self.server is None or self.world_size == 1:
+            raise ConfigError("--local needs --server HOST:PORT and more than one worker; remove --local")
+        if self.backend == "nccl":
+            raise ConfigError(
+                "--local with --backend nccl is not built yet; NCCL itself reduces on each host first, so"
+                " remove --local, or use --backend gloo"
+            )
+        if self.backend == "shm":
+            raise ConfigError(
+                "--local is for workers on several hosts, and --backend shm needs all of them on one; remove"
+                " one of the two"
             )
 
     def _check_compress(self, name: str) -> None:

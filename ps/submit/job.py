@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import fields
 
-from hubring.ps.config.declaration import changed_settings, flag_words, only_with
+from hubring.ps.config.declaration import changed_settings, flag, flag_words, only_with
 from hubring.ps.config.environment import environment
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.sources import load, load_server, load_worker, server_origins, worker_origins
@@ -206,8 +206,9 @@ def _check_topology(server: ServerConfig, worker: WorkerConfig) -> None:
             if name in _HUBS:
                 given = " ".join(flag_words({name: value}))
                 raise only_with(given, "--topology hub", "--topology ring")
-    if worker.aggregate and server.mode != "bsp":
-        raise ConfigError(f"--aggregate requires --mode bsp, not --mode {server.mode}; change one of the two")
+    for name in ("aggregate", "local"):
+        if getattr(worker, name) and server.mode != "bsp":
+            raise only_with(flag(name), "--mode bsp", f"--mode {server.mode}")
 
 
 def _check_text(word: str) -> None:

@@ -20,12 +20,14 @@ from tests.support.training.ranks import (
     RingRanks,
     StagedAggregatingRanks,
     StagedRanks,
+    TwoLevelRingRanks,
 )
 
 ALL: dict[str, type[Ranks]] = {
     "local": LocalRanks,
     "ring": RingRanks,
     "ring gloo": GlooRingRanks,
+    "ring two levels": TwoLevelRingRanks,
     "hub": HubRanks,
     "aggregate": AggregatingRanks,
     "staged": StagedRanks,
@@ -43,7 +45,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 ranks = pytest.fixture(made, params=list(ALL), name="ranks")
 basic = pytest.fixture(made, params=["local", "ring", "ring gloo", "hub", "aggregate"], name="basic")
-ring = pytest.fixture(made, params=["ring", "ring gloo"], name="ring")
+ring = pytest.fixture(made, params=["ring", "ring gloo", "ring two levels"], name="ring")
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,15 @@ from tests.support.training.notes import FileNotes
 from tests.support.training.ranks import LIMIT
 
 
-def ring_rank(rank: int, folder: Path, told: Any, where: str) -> None:
-    """Averages once; then rank 1 dies, and rank 0 tells what it met: in the exchange or at a barrier."""
+def ring_rank(rank: int, folder: Path, told: Any, where: str, hosts: str) -> None:
+    """Averages once; then rank 1 dies, and the others tell what they met: in the exchange or at a barrier.
+
+    `hosts` has a letter for each rank's host, if the ranks of a host exchange among themselves first.
+    """
     store = RingStore(FileNotes(folder), "ring", LIMIT)
-    communicator = AllreduceCommunicator(rank, 2, store, host="127.0.0.1", timeout=LIMIT)
+    communicator = AllreduceCommunicator(
+        rank, len(hosts) or 2, store, host="127.0.0.1", timeout=LIMIT, local=hosts[rank : rank + 1]
+    )
     (bucket,) = attached(communicator, bucket_bytes=1 << 20)
     bucket.gradients.fill_(rank)
     communicator.push_pull(bucket, {}).wait(LIMIT)
@@ -37,7 +42,7 @@ def ring_rank(rank: int, folder: Path, told: Any, where: str) -> None:
             barrier(communicator=communicator)
         communicator.push_pull(bucket, {}).wait(LIMIT)
     except HubringError as error:
-        told.put((type(error).__name__, str(error)))
+        told.put((rank, f"{type(error).__name__}: {error}"))
     communicator.close(finished=False)
     told.close()
     told.join_thread()
@@ -54,29 +59,44 @@ def forking() -> Any:
     return context
 
 
+def tell_of_a_kill(forking: Any, folder: Path, where: str, hosts: str = "") -> dict[int, str]:
+    """Runs ranks of which rank 1 is killed; returns what the others tell, well before the ring's timeout."""
+    folder.mkdir()
+    told = forking.Queue()
+    given = folder, told, where, hosts
+    ranks = [forking.Process(target=ring_rank, args=(rank, *given)) for rank in range(len(hosts) or 2)]
+    for process in ranks:
+        process.start()
+    try:
+        came = [told.get(timeout=60) for _ in ranks] + [told.get(timeout=LIMIT / 2) for _ in ranks[1:]]
+        means = {rank: what for rank, what in came if isinstance(what, list)}
+        assert means == dict.fromkeys(range(len(ranks)), [(len(ranks) - 1) / 2] * 8)
+        for rank, process in enumerate(ranks):
+            process.join(LIMIT)
+            assert process.exitcode == (-signal.SIGKILL if rank == 1 else 0)
+        return {rank: what for rank, what in came if isinstance(what, str)}
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+LOST = "failed because a member of the ring is lost"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # the processes import torch first
 def test_a_killed_rank_is_noticed_at_once(forking: Any, tmp_path: Path) -> None:
     """By a rank in an exchange, and by one at a barrier."""
-    lost = "failed because a member of the ring is lost"
-    met = {
-        "exchange": f"the exchange of bucket 0 {lost}",
-        "barrier": f"agreeing on collectives {lost}",
-    }
+    met = {"exchange": "the exchange of bucket 0", "barrier": "agreeing on collectives"}
     for where, what in met.items():
-        folder, told = tmp_path / where, forking.Queue()
-        folder.mkdir()
-        ranks = [forking.Process(target=ring_rank, args=(rank, folder, told, where)) for rank in (0, 1)]
-        for process in ranks:
-            process.start()
-        try:
-            assert dict(told.get(timeout=60) for _ in ranks) == {rank: [0.5] * 8 for rank in (0, 1)}
-            kind, text = told.get(timeout=LIMIT / 2)  # well before the ring's own timeout
-            assert kind == "RingBroken"
-            assert f"rank 0: {what}" in text
-            ranks[0].join(LIMIT)
-            assert ranks[0].exitcode == 0
-        finally:
-            for process in ranks:
-                process.kill()
-                process.join()
+        told = tell_of_a_kill(forking, tmp_path / where, where)
+        assert f"RingBroken: rank 0: {what} {LOST}" in told[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # the processes import torch first
+def test_a_killed_rank_is_named_on_its_host_and_noticed_on_the_others(forking: Any, tmp_path: Path) -> None:
+    told = tell_of_a_kill(forking, tmp_path / "ranks", "exchange", "AABB")
+    assert f"rank 0: the exchange of bucket 0 {LOST}: rank 1 is lost" in told[0]
+    assert all(f"rank {rank}: the exchange of bucket 0 {LOST}" in told[rank] for rank in (2, 3))

@@ -19,7 +19,7 @@ SERVER = (
 )
 WORKER = (
     *("topology", "backend", "accelerator", "transport", "aggregate", "compress", "bucket_bytes", "timeout"),
-    *("report_to", "as_gloo"),
+    *("report_to", "as_gloo", "local"),
 )
 DEFAULTS = {"on_loss": "wait; elastic: drop", "page_port": "a free port"}
 """Where they differ from the server's own, in words."""

@@ -15,12 +15,13 @@ import torch
 
 from hubring.ps.client.client import KVClient
 from hubring.ps.client.session import Session
+from hubring.ps.config.declaration import only_with
 from hubring.ps.config.environment import environment, let_nccl_heal
 from hubring.ps.config.values import address, is_loopback
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport import registry
-from hubring.ps.transport.host import towards
+from hubring.ps.transport.host import host_id, towards
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
@@ -136,6 +137,8 @@ def _share_cores(workers: int) -> None:
 
 
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
+    if config.local and session.mode != "bsp":
+        raise only_with("--local", "a server with --mode bsp", f"--mode {session.mode}")
     transport, dial, wired = registry.choose(
         session.shards, config.transport, locate=session.locations.locate
     )
@@ -177,6 +180,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
         device=device if config.backend == "nccl" else _HOST,
         timeout=config.timeout,
         compress=config.compress or "",
+        local=host_id() if config.local else "",
     )
     session.on_failure(communicator.fail)
     return communicator
@@ -191,6 +195,7 @@ def _healing_ring(config: WorkerConfig, session: Session, device: torch.device, 
         compress=config.compress or "",
         device=device if config.backend == "nccl" else _HOST,
         timeout=config.timeout,
+        local=host_id() if config.local else "",
     )
     communicator = HealingRing(meeting, late=session.late, size=session.ring_size, timeout=config.timeout)
     place = communicator.rank, communicator.size, config.min_workers

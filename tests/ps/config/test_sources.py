@@ -190,6 +190,16 @@ def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:
             {"server": "hub:1", "topology": "ring", "min_workers": 2, "compress": "int8"},
             "--compress int8 keeps a residual of every step",
         ),
+        ({"local": True}, "--local needs --server HOST:PORT and more than one worker"),
+        ({"server": "h:1", "world_size": 1, "local": True}, "--local needs --server"),
+        (
+            {"server": "h:1", "topology": "ring", "backend": "nccl", "local": True},
+            "--local with --backend nccl is not built yet",
+        ),
+        (
+            {"server": "h:1", "topology": "ring", "backend": "shm", "local": True},
+            "--local is for workers on several hosts",
+        ),
         ({"rank": -1}, "--rank -1: expected a whole number, at least 0"),
         ({"compress": "zip"}, "compression 'zip'"),
         ({"server": "h:1", "compress": "powersgd:4"}, "add --aggregate"),  # on a hub
@@ -210,6 +220,8 @@ def test_worker_refuses_what_cannot_be(flags: dict[str, object], words: str) -> 
         {"server": "hub:1", "topology": "ring", "backend": "nccl", "rank": 1, "world_size": 2},
         {"server": "h:1", "compress": "powersgd:4", "aggregate": True},
         {"server": "h:1", "compress": "powersgd:4", "topology": "ring"},
+        {"server": "h:1", "topology": "ring", "backend": "gloo", "local": True},
+        {"server": "h:1", "world_size": 2, "local": True},
     ],
 )
 def test_worker_takes_what_goes_together(flags: dict[str, object]) -> None:

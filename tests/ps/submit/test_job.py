@@ -79,6 +79,7 @@ def test_workers_nodes_and_gpus_follow_from_one_another(
         ({"workers": 2, "topology": "ring", "mode": "asp"}, ["--mode asp", "--topology hub"]),
         ({"workers": 2, "topology": "ring", "colocate": True}, ["--colocate requires", "--topology hub"]),
         ({"workers": 2, "aggregate": True, "mode": "asp"}, ["--aggregate", "--mode asp"]),
+        ({"workers": 2, "local": True, "mode": "asp"}, ["--local requires --mode bsp", "--mode asp"]),
     ],
 )
 def test_a_contradiction_is_refused_in_words(flags: dict[str, Any], words: list[str]) -> None:

@@ -29,9 +29,11 @@ class HealingRanks:
 
     Attributes:
         backend: As for `RingMeeting`.
+        hosts: As for `RingRanks`.
     """
 
     backend: str | None = None
+    hosts: str = ""
 
     def __init__(self, size: int, compress: str = "") -> None:
         self.size = size
@@ -58,7 +60,11 @@ class HealingRanks:
         board = copy(self.notes)  # the notes of all; only the way to the meetings is one member's
         board.regroup = partial(self.regroup, rank)  # type: ignore[method-assign]
         meeting = RingMeeting(
-            *(rank, "127.0.0.1", board), backend=self.backend, compress=self.compress, timeout=LIMIT
+            *(rank, "127.0.0.1", board),
+            backend=self.backend,
+            compress=self.compress,
+            timeout=LIMIT,
+            local=self.hosts[rank : rank + 1],
         )
         ring = HealingRing(meeting, late=late, size=size, timeout=LIMIT)
         with self._changed:

@@ -92,6 +92,8 @@ class RingRanks(Ranks):
     size = 3
     compress: ClassVar[str] = ""
     backend: ClassVar[str | None] = None
+    hosts: ClassVar[str] = ""
+    """A letter for each rank's host, if the ranks of one host exchange among themselves first."""
 
     def __init__(self) -> None:
         self.store = RingStore(SharedNotes(), "ring", LIMIT)
@@ -105,6 +107,7 @@ class RingRanks(Ranks):
             backend=self.backend,
             timeout=LIMIT,
             compress=self.compress,
+            local=self.hosts[rank : rank + 1],
         )
         communicator.connect()
         assert communicator.backend == (self.backend or "shm")
@@ -113,6 +116,10 @@ class RingRanks(Ranks):
 
 class GlooRingRanks(RingRanks):
     backend = "gloo"
+
+
+class TwoLevelRingRanks(GlooRingRanks):
+    hosts = "AAB"
 
 
 class Seat:

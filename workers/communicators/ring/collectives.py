@@ -61,7 +61,7 @@ class Summed:
             None if codec is None else torch.empty(gradients.numel(), dtype=codec.dtype, device="cpu")
         )
         summed = gradients if self._half is None else self._half
-        self.travels = 2 * (ring.size - 1) * summed.nbytes // ring.size
+        self.travels = 2 * (ring.exchangers - 1) * summed.nbytes // ring.exchangers
 
     def start(self, what: str, gradients: Tensor) -> Work:
         """Starts to replace the gradients with their mean over all ranks. Their memory may differ by step."""
@@ -103,7 +103,7 @@ class Gathered:
         self._payloads = [torch.zeros(ends[-1], dtype=torch.uint8, device="cpu") for _ in range(ring.size)]
         self._mine = torch.zeros(ends[-1], dtype=torch.uint8, device="cpu")
         self._scratch = torch.empty_like(pieces[0])
-        self.travels = (ring.size - 1) * ends[-1]
+        self.travels = ring.received * ends[-1]
 
     def start(self, what: str, gradients: Tensor) -> Work:
         """Starts as `Summed` does."""

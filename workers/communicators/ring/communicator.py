@@ -33,6 +33,7 @@ from hubring.workers.communicators.ring.process_group import Ring, Witness
 from hubring.workers.communicators.ring.results import CallResults
 from hubring.workers.communicators.ring.scheduler import RingScheduler
 from hubring.workers.communicators.ring.transfers import Transfers
+from hubring.workers.communicators.ring.two_levels import open_two_levels
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class AllreduceCommunicator(Communicator):
 
     `traffic` is computed, not counted. Per step, a rank sends and receives 2(n-1)/n of the
     gradients' bytes; with a codec whose payloads are gathered
-    (`hubring.workers.communicators.ring.collectives`), n-1 payloads.
+    (`hubring.workers.communicators.ring.collectives`), n-1 payloads. With `local`, the first rank
+    of a host does so for it, with one of each other host.
 
     Args:
         rank: This worker's rank.
@@ -56,6 +58,8 @@ class AllreduceCommunicator(Communicator):
         connect_timeout: Seconds that connecting may take; None: `timeout`.
         results: Keeps results of collectives among all ranks, for ranks that lack them after a loss. With it,
             `abort` may be called.
+        local: This worker's host, if workers of one host exchange gradients among themselves first; else
+            empty.
     """
 
     topology = "ring"
@@ -75,6 +79,7 @@ class AllreduceCommunicator(Communicator):
         compress: str = "",
         connect_timeout: float | None = None,
         results: CallResults | None = None,
+        local: str = "",
     ) -> None:
         self.rank = rank
         self.size = size
@@ -86,15 +91,14 @@ class AllreduceCommunicator(Communicator):
         # Weak keys: joined buckets only live for a tuning trial. The values do not reference the bucket.
         self._means: WeakKeyDictionary[Bucket, _Means] = WeakKeyDictionary()
         self._connect = partial(
-            Ring, timeout=timeout, connect_timeout=connect_timeout, abortable=results is not None
+            Ring, host=host, timeout=timeout, connect_timeout=connect_timeout, abortable=results is not None
         )
-        self._open = partial(
-            self._connect, rank, size, backend=backend, device=torch.device(device), host=host
-        )
+        self._device = torch.device(device)
         self._attached = 0
         """How often buckets were attached: two optimizers can have parameters of one name."""
         self._results = results
         self._store, self._host, self._backend = store, host, backend
+        self._local, self._connect_seconds = local, connect_timeout or timeout
         self._rings: list[Ring] = []
         self._beside: list[Ring] = []
         """The ring of the transfers, if it is not that of the collectives."""
@@ -121,14 +125,15 @@ class AllreduceCommunicator(Communicator):
                 return
             if self._results is None:  # members of a ring that heals have met
                 with self.waiting:
-                    self._store.meet(self.rank, self.size)
+                    self._store.meet(self.rank, self.size, "--local" if self._local else "no --local")
             try:
                 self._open_all()
             except HubringError as error:
                 if self._results is not None:
                     self.abort(error)  # or the other members would wait for this one
                 raise
-            log.info("rank %d of %d, ring over %s", self.rank, self.size, self.backend)
+            hosts = f", {self.ring.hosts} hosts (--local)" if self.ring.hosts else ""
+            log.info("rank %d of %d, ring over %s%s", self.rank, self.size, self.backend, hosts)
         if self._error is not None:
             self.fail(self._error)
 
@@ -137,7 +142,7 @@ class AllreduceCommunicator(Communicator):
         if self._results is not None and self._backend == "nccl":
             witness = Witness(self._open_on_host(everyone, "witness", "gloo"))
         try:
-            self.ring = self._open(store=self._store.within("gradients"), witness=witness)
+            self.ring = self._open("gradients", witness)
         except HubringError as error:
             if witness is not None:
                 witness.abort(error)
@@ -151,6 +156,15 @@ class AllreduceCommunicator(Communicator):
             self._transfers.ring = self._open_on_host(everyone, "transfers", "gloo")
             self._beside.append(self._transfers.ring)
 
+    def _open(self, name: str, witness: Witness | None = None) -> Ring:
+        """Opens a ring of all ranks for gradients."""
+        me, store, group = (self.rank, self.size), self._store.within(name), None
+        if self._local:
+            group = open_two_levels(*me, store, self._local, self._host, self._connect_seconds)
+        return self._connect(
+            *me, store, backend=self._backend, device=self._device, witness=witness, group=group
+        )
+
     def attach(self, buckets: list[Bucket], state: Mapping[str, ParameterState] | None = None) -> int:
         self.connect()
         check_same_model(
@@ -161,7 +175,7 @@ class AllreduceCommunicator(Communicator):
         if self._compress.startswith("powersgd:") and len(self._rings) == 1:
             # All ranks must start a ring's operations in the same order. Second phases start when first
             # phases end: in order among themselves, but at any time. So they use a second ring.
-            self._rings.append(self._open(store=self._store.within("second")))
+            self._rings.append(self._open("second"))
         self._attached += 1
         for bucket in buckets:
             what = f"the first parameters of bucket {bucket.spec.index}"
@@ -255,7 +269,6 @@ class AllreduceCommunicator(Communicator):
             self._store.within(name),
             backend=backend or ("gloo" if self._backend == "nccl" else self._backend),
             device=torch.device("cpu"),
-            host=self._host,
             patient=True,
         )
 
@@ -309,7 +322,8 @@ class AllreduceCommunicator(Communicator):
     def _warn_of_waste(self, buckets: list[Bucket]) -> None:
         """Warns if compression does not reduce traffic: gathered payloads can be more than summed tensors."""
         travels = sum(self._means[bucket].travels for bucket in buckets)
-        plain = 2 * (self.size - 1) * sum(bucket.gradients.nbytes for bucket in buckets) // self.size
+        size = self.ring.exchangers
+        plain = 2 * (size - 1) * sum(bucket.gradients.nbytes for bucket in buckets) // size
         if self._compress and self.rank == 0 and self.size > 1 and travels >= plain:
             log.warning(
                 "--compress %s saves nothing on a ring of %d: every rank sends %d bytes per step, and %d"

@@ -53,18 +53,31 @@ class RingStore(Store):
         """Returns the store of another group."""
         return RingStore(self._board, f"{self._folder}.{name}", self._timeout, self._generation)
 
-    def meet(self, rank: int, size: int) -> None:
+    def gather(self, name: str, rank: int, own: bytes, size: int) -> list[bytes]:
+        """Returns what all ranks pass, by rank."""
+        self.set(f"{name}/{rank}", own)
+        return [self.get(f"{name}/{other}") for other in range(size)]
+
+    def meet(self, rank: int, size: int, given: str) -> None:
         """Waits until all ranks have called it.
 
+        Args:
+            rank: This rank.
+            size: Number of ranks.
+            given: Settings that must be the same on all ranks.
+
         Raises:
+            ConfigError: A rank has other settings.
             DeadlineExceeded: A rank did not call it in time.
             RingBroken: A rank has finished without it.
         """
         place = RingStore(self._board, MEETING, self._timeout)
-        place.set(str(rank), "here")
+        place.set(str(rank), given)
         for other in range(size):
             try:
-                place.get(str(other))
+                theirs = place.get(str(other)).decode()
+                if theirs != given:
+                    raise unlike(other, theirs, rank, given)
             except DeadlineExceeded as error:
                 late = f"rank {other} did not come to the first exchange in {self._timeout:g} s (--timeout)"
                 raise DeadlineExceeded(late) from error
@@ -105,6 +118,13 @@ class RingStore(Store):
         except DeadlineExceeded as error:  # the last part of a key is the rank that sets it
             text = f"rank {key.rpartition('/')[2]} did not publish where it listens"
             raise DeadlineExceeded(text) from error
+
+
+def unlike(other: int, theirs: str, rank: int, given: str) -> ConfigError:
+    """Makes the error for ranks that do not have the same settings."""
+    return ConfigError(
+        f"rank {other} has {theirs}, but rank {rank} has {given}; start all workers with the same settings"
+    )
 
 
 def gist(cause: Exception) -> str:
@@ -207,15 +227,7 @@ def open_group(
     """
     with connecting(rank, size, timeout):
         if backend == "gloo":
-            if connections is None:
-                # By default Gloo uses the address of the host name, on many systems a loopback address.
-                made = dist.ProcessGroupGloo.create_device(hostname=host)
-            else:
-                connections.introduce(store, rank, size)
-                made = connections.device
-            group: Any = gloo_group(store, rank, size, made, timeout)
-            # Without a barrier, a connected rank could leave while other ranks still connect.
-            group.barrier().wait()
+            group = open_gloo(rank, size, store, host, timeout, connections)
         elif backend == "nccl":
             group = open_nccl(rank, size, store, device, timeout)
             if watch is None:
@@ -225,6 +237,22 @@ def open_group(
             raise ConfigError(f"the ring's backend is {backend!r}; use shm, gloo or nccl")
         if rank == 0 and isinstance(store, RingStore):
             store.forget()
+    return group
+
+
+def open_gloo(
+    rank: int, size: int, store: Store, host: str, timeout: float, connections: GroupConnections | None
+) -> Any:
+    """Opens a group over Gloo. See `open_group` for the arguments, and `connecting` for the errors."""
+    if connections is None:
+        # By default Gloo uses the address of the host name, on many systems a loopback address.
+        made = dist.ProcessGroupGloo.create_device(hostname=host)
+    else:
+        connections.introduce(store, rank, size)
+        made = connections.device
+    group: Any = gloo_group(store, rank, size, made, timeout)
+    # Without a barrier, a connected rank could leave while other ranks still connect.
+    group.barrier().wait()
     return group
 
 

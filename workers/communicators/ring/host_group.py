@@ -94,14 +94,17 @@ class HostGroup:
         return HostHandle(lambda: self._exchange.alltoall(sent, into))
 
 
-def open_host_group(rank: int, size: int, store: Store, seconds: float) -> HostGroup | None:
+def open_host_group(
+    rank: int, size: int, store: Store, seconds: float, members: Sequence[int] = ()
+) -> HostGroup | None:
     """Opens the process group if all members are on one host. Every member calls it.
 
     Args:
-        rank: This member's rank.
-        size: Number of members.
-        store: The store through which they find each other.
+        rank: This member's rank in the ring.
+        size: Number of ranks in the ring.
+        store: The store through which the members find each other.
         seconds: How long another member may take for one step.
+        members: The members' ranks in the ring; empty: all.
 
     Returns:
         None on all members if one is on another host, or belongs to another user.
@@ -109,17 +112,19 @@ def open_host_group(rank: int, size: int, store: Store, seconds: float) -> HostG
     Raises:
         RingBroken: A member is lost, or did not come.
     """
-    rounds = count()
+    members, rounds = members or range(size), count()
 
     def gather(own: bytes) -> list[bytes]:
         folder = f"host{next(rounds)}"
         store.set(f"{folder}/{rank}", own.hex())
-        return [bytes.fromhex(store.get(f"{folder}/{member}").decode()) for member in range(size)]
+        return [bytes.fromhex(store.get(f"{folder}/{member}").decode()) for member in members]
 
     with connecting(rank, size, seconds):
-        exchange = meeting.connect(gather, "the ring", range(size), rank, seconds=seconds)
+        exchange = meeting.connect(gather, "the ring", members, members.index(rank), seconds=seconds)
     if exchange is None:
         return None
-    if rank == 0 and isinstance(store, RingStore):  # connected to all, so all have read what they need
+    if rank == members[0] and isinstance(
+        store, RingStore
+    ):  # connected to all, so all have read what they need
         store.forget()
-    return HostGroup(exchange, size)
+    return HostGroup(exchange, len(members))

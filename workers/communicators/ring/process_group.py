@@ -33,6 +33,7 @@ from hubring.ps.core.work import Work
 from hubring.workers.communicators.host.marks import tensor_over
 from hubring.workers.communicators.ring.group import GroupConnections, gist, open_group
 from hubring.workers.communicators.ring.host_group import HostGroup, open_host_group
+from hubring.workers.communicators.ring.two_levels import TwoLevels
 from hubring.workers.communicators.ring.work import ConfirmedWait, Operations, RingWork
 
 log = logging.getLogger(__name__)
@@ -82,6 +83,9 @@ class Ring:
     Attributes:
         backend: `shm`, `gloo` or `nccl`.
         on_host: The process group of `shm`.
+        hosts: Number of hosts whose ranks reduce among themselves first; 0: there are none.
+        exchangers: Number of ranks that sum over the network; 1 on a rank that does not.
+        received: How many ranks' tensors this one receives over the network in a gather.
 
     Raises:
         ConfigError: The backend is not available, or does not support the device.
@@ -102,7 +106,7 @@ class Ring:
         connect_timeout: float | None = None,
         abortable: bool = False,
         witness: Witness | None = None,
-        group: HostGroup | None = None,
+        group: HostGroup | TwoLevels | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -110,15 +114,16 @@ class Ring:
         self.timeout = None if patient else timeout
         limit = connect_timeout or timeout
         assert store is not None or group is not None
-        if store is not None and backend in (None, "shm"):
+        if store is not None and group is None and backend in (None, "shm"):
             group = open_host_group(rank, size, store, limit)
-        self.on_host = group
+        self.on_host = group if isinstance(group, HostGroup) else None
         if backend == "shm" and self.on_host is None:
             raise ConfigError(
                 "backend shm: the members of the ring are not on one host, or not one user's; use gloo"
             )
         self.backend = "shm" if self.on_host is not None else backend or "gloo"
-        self._connections = GroupConnections(host) if abortable and self.backend == "gloo" else None
+        cuts = abortable and group is None and self.backend == "gloo"
+        self._connections = GroupConnections(host) if cuts else None
         self._witness = witness
         watch = witness.watch if witness is not None else None
         # Half of the time: the ring heals before callers give up.
@@ -131,8 +136,11 @@ class Ring:
         self.operations = Operations(rank, wait)  # its thread would stay if the ranks could not connect
         if watch is not None:
             watch.when_done(lambda ended: self.fail(RingBroken(str(ended.error))) if ended.error else None)
-        if patient or connect_timeout is not None or self.on_host is not None:
+        if patient or connect_timeout is not None or group is not None:
             self._group.set_timeout(FOREVER if patient else timedelta(seconds=timeout))
+        self.hosts, self.exchangers, self.received = 0, size, size - 1
+        if isinstance(group, TwoLevels):
+            self.hosts, self.exchangers, self.received = group.counts
         self._store = store
         self._exchanges, self._exchange_ended = 0, threading.Condition()
         """How many calls of `exchange` wait for torch."""
@@ -249,8 +257,8 @@ class Ring:
     def fail(self, error: HubringError) -> None:
         """Fails all current and later operations. Safe to call from any thread."""
         self.operations.fail(error)
-        if self.on_host is not None:
-            self.on_host.fail(str(error))
+        if isinstance(group := self._group, HostGroup | TwoLevels):
+            group.fail(str(error))
 
     def abort(self, error: HubringError) -> None:
         """Ends all operations on all members, and destroys the group.
@@ -292,9 +300,9 @@ class Ring:
         if group is None:
             return
         self.operations.close()
-        if self.on_host is not None:
-            self.on_host.close(f"rank {self.rank} has left the ring")
-        elif not self.operations.failed:
+        if isinstance(group, HostGroup | TwoLevels):
+            group.close(f"rank {self.rank} has left the ring")
+        if self.on_host is None and not self.operations.failed:
             if self.device.type == "cuda":
                 group.shutdown()  # NCCL warns of a group that is only dropped
             self._release(group)

@@ -28,7 +28,7 @@ from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.ring import collectives
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
-from hubring.workers.communicators.ring.group import RingStore
+from hubring.workers.communicators.ring.group import RingStore, unlike
 from hubring.workers.communicators.ring.healing.samples import Epoch, Position, Samples
 from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.results import CallResult, CallResults, results_of
@@ -184,6 +184,7 @@ class Note(NamedTuple):
         positions: Its position in the samples of each sampler.
         histories: What a newcomer must know of each sampler, by iteration.
         sends: The numbers of the transfers that it has begun to send, and sends again.
+        given: Settings that must be the same on all members.
     """
 
     rank: int
@@ -193,6 +194,7 @@ class Note(NamedTuple):
     positions: tuple[Position, ...] = ()
     histories: tuple[dict[int, Epoch], ...] = ()
     sends: tuple[int, ...] = ()
+    given: str = ""
 
 
 class Agreed(NamedTuple):
@@ -233,6 +235,7 @@ class RingMeeting:
         compress: As for `AllreduceCommunicator`.
         device: As for `AllreduceCommunicator`.
         timeout: As for `AllreduceCommunicator`.
+        local: As for `AllreduceCommunicator`.
     """
 
     def __init__(
@@ -245,8 +248,10 @@ class RingMeeting:
         compress: str = "",
         device: torch.device | str = "cpu",
         timeout: float = 300.0,
+        local: str = "",
     ) -> None:
         self.identity = identity
+        self._given = "--local" if local else "no --local"
         self.compress = compress
         self._board = board
         self._connect_seconds = CONNECT_NCCL_SECONDS if backend == "nccl" else CONNECT_SECONDS
@@ -258,6 +263,7 @@ class RingMeeting:
             device=device,
             timeout=timeout,
             connect_timeout=self._connect_seconds,
+            local=local,
         )
 
     def agree(self, generation: int, note: Note, *, boundary: bool) -> Agreed:
@@ -269,11 +275,16 @@ class RingMeeting:
             boundary: Whether this member is between two steps.
 
         Raises:
+            ConfigError: A member has other settings.
             HubringError: The job has failed.
         """
+        note = note._replace(given=self._given)
         named = self._board.regroup(generation, msgspec.json.encode(note).decode(), boundary=boundary)
         members = tuple(member.rank for member in named.members)
         notes = tuple(_notes.decode(member.note) for member in named.members)
+        for rank, one in zip(members, notes, strict=True):
+            if one.given != self._given:
+                raise unlike(rank, one.given, self.identity, self._given)
         stays = tuple(note.rank for note, one in zip(notes, named.members, strict=True) if not one.newcomer)
         return Agreed(named.number, members, notes, stays, named.boundary)
 
