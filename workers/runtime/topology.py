@@ -21,7 +21,7 @@ from hubring.ps.config.values import address, is_loopback
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport import registry
-from hubring.ps.transport.host import towards
+from hubring.ps.transport.host import host_id, towards
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
@@ -139,6 +139,11 @@ def _share_cores(workers: int) -> None:
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
     if config.local and session.mode != "bsp":
         raise only_with("--local", "a server with --mode bsp", f"--mode {session.mode}")
+    if config.local and (config.compress or "").startswith("powersgd"):
+        raise ConfigError(
+            f"--local cannot add what --compress {config.compress} sends; use another codec, such as int8, or"
+            " remove one of the two"
+        )
     transport, dial, wired = registry.choose(
         session.shards, config.transport, locate=session.locations.locate
     )
@@ -157,6 +162,7 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         aggregate=config.aggregate,
         timeout=config.timeout,
         compress=config.compress or "",
+        host=host_id() if config.local else "",
     )
     try:  # with the communicator, which passes the server's reason to a client that lost a shard
         client.wait_connected(config.timeout)

@@ -161,8 +161,8 @@ class World:
 class Hosts(World):
     """Ranks 0 and 1 are on one host: one of them pushes the sum of both, and passes the answer on.
 
-    Once they are apart, or one dies, each pushes its own gradients, without knowing what becomes of sums under
-    way, until they meet again.
+    Once they are apart, or one dies, each pushes its own gradients, until they meet again. It does not know
+    what becomes of the sums under way.
     """
 
     def __init__(self) -> None:

@@ -208,6 +208,10 @@ class HubRanks(Ranks):
             loop.command(partial(loop.store.extend, of_shard(more, shard), buckets, version)).result(LIMIT)
         self.shared = ShardPlan((*self.shared.slices, *more.slices))
 
+    def host_of(self, rank: int) -> str:
+        """The host on which a rank adds its gradients with others; empty: it pushes its own."""
+        return ""
+
     def join(self, rank: int) -> Communicator:
         return self.seated(Seat(self, rank))
 
@@ -224,6 +228,7 @@ class HubRanks(Ranks):
             aggregate=self.aggregate,
             timeout=LIMIT,
             compress=self.compress,
+            host=self.host_of(seat.sender.rank),
         )
 
     def close(self) -> None:
