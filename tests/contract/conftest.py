@@ -20,6 +20,7 @@ from tests.support.training.ranks import (
     RingRanks,
     StagedAggregatingRanks,
     StagedRanks,
+    TwoLevelRanks,
 )
 
 ALL: dict[str, type[Ranks]] = {
@@ -28,6 +29,7 @@ ALL: dict[str, type[Ranks]] = {
     "ring gloo": GlooRingRanks,
     "hub": HubRanks,
     "aggregate": AggregatingRanks,
+    "two levels": TwoLevelRanks,
     "staged": StagedRanks,
     "staged aggregate": StagedAggregatingRanks,
     "placed": PlacedRanks,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
-from typing import ClassVar
 
 import pytest
 import torch
@@ -25,30 +24,28 @@ from hubring.workers.communicators.host_level import HostLevel, _Load
 from hubring.workers.communicators.hub import PSCommunicator
 from tests.contract.models import attached
 from tests.support.store import ADD
-from tests.support.training.ranks import LIMIT, HubRanks, Seat
+from tests.support.training.ranks import LIMIT, Seat, TwoLevelRanks
 
 STEPS = 4
 
 
-class OneLevel(HubRanks):
-    size = 4
-    slice_bytes = 1 << 14
-    wire: type[Transport] = ZmqTransport
-
-
-class TwoLevels(OneLevel):
+class TwoLevels(TwoLevelRanks):
     """Two hosts of two workers."""
 
-    hosts: ClassVar[str] = "aabb"
-
-    def host_of(self, rank: int) -> str:
-        return self.hosts[rank]
+    size = 4
+    slice_bytes = 1 << 14
+    hosts = "aabb"
 
 
 class UnevenHosts(TwoLevels):
     """One of three workers, and one of one."""
 
     hosts = "aaab"
+
+
+class OneLevel(TwoLevels):
+    def host_of(self, rank: int) -> str:
+        return ""
 
 
 def model() -> nn.Module:
@@ -89,14 +86,14 @@ def train(
     return left
 
 
-def of(kind: type[OneLevel], wire: type[Transport] = ZmqTransport, **how: object) -> type[OneLevel]:
+def of(kind: type[TwoLevels], wire: type[Transport] = ZmqTransport, **how: object) -> type[TwoLevels]:
     return type(kind.__name__, (kind,), {"wire": wire, **how})
 
 
 @pytest.mark.parametrize("aggregate", [False, True], ids=["hub steps", "workers step"])
 @pytest.mark.parametrize("hosts", [TwoLevels, UnevenHosts])
 @pytest.mark.parametrize("wire", [ZmqTransport, GrpcTransport, ShmTransport])
-def test_two_levels_train_as_one(wire: type[Transport], hosts: type[OneLevel], aggregate: bool) -> None:
+def test_two_levels_train_as_one(wire: type[Transport], hosts: type[TwoLevels], aggregate: bool) -> None:
     def lacks(rank: int, index: int) -> frozenset[int]:
         lacking = [{0, 1} if rank < 3 else {1, 2}, {0} if rank < 2 else (), {0}]
         return frozenset(lacking[index])

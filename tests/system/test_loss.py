@@ -48,6 +48,23 @@ def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: P
         assert_trained(final, [[0, 1, 2]] * 20 + [[0, 2]] * 40)
 
 
+def test_the_others_finish_when_a_worker_that_adds_gradients_with_them_is_killed(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    server, address = cluster.server("--workers", "3", "--once")
+    final = tmp_path / "final.safetensors"
+    flags = ("--local", "--transport", "zmq", "--save-parameters", str(final))
+    workers = cluster.held(address, *flags, count=3)
+    workers[1].process.kill()
+    workers[0].until_said("the job continues with 2 of 3 workers")
+    cluster.go.touch()
+    assert [workers[rank].done()["steps"] for rank in (0, 2)] == [60, 60]
+    for rank in (0, 2):
+        assert "this worker pushes its own gradients from now on: rank 1 is lost" in workers[rank].said()
+    assert server.done()["finished"] == [0, 2]
+    assert_trained(final, [[0, 1, 2]] * 20 + [[0, 2]] * 40)
+
+
 def test_a_killed_worker_is_lost_at_once_a_stopped_one_is_not_and_the_place_is_taken_again(
     cluster: Cluster,
 ) -> None:

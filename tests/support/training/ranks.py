@@ -24,6 +24,7 @@ from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMe
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
 from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.zmq.transport import ZmqTransport
 from hubring.workers.buckets.staging import Device, DeviceWaiter, Staging, ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from hubring.workers.communicators.base import Communicator, SteppingHub
@@ -240,6 +241,16 @@ class HubRanks(Ranks):
 
 class AggregatingRanks(HubRanks):
     aggregate = True
+
+
+class TwoLevelRanks(HubRanks):
+    """Ranks on two hosts: some of one host add their gradients there."""
+
+    wire = ZmqTransport
+    hosts: ClassVar[str] = "aab"
+
+    def host_of(self, rank: int) -> str:
+        return self.hosts[rank]
 
 
 def _zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
