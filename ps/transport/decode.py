@@ -163,7 +163,7 @@ def _header(message: Message) -> pb.Header:
 
 
 def _request(header: pb.Header, message: Message) -> Request | Probe:
-    sender = _sender(header)
+    sender = Sender(header.rank, int.from_bytes(header.incarnation[:INCARNATION_BYTES]))
     body = header.WhichOneof("body")
     match body:
         case "push":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hubring.ps.core.errors import HubringError, RingBroken
+from hubring.ps.core.types import Sender
 from hubring.ps.transport.base import Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
@@ -221,6 +222,29 @@ def test_a_joiner_pushes_its_own_beside_the_sums() -> None:
         first, *others = ranks.run(action)
         assert others == [first, first]
         assert future.result(LIMIT) == first[-2 * 3 * 2 :]
+    ranks.close()
+
+
+def test_a_worker_in_a_lost_ones_place_pushes_its_own() -> None:
+    """Before the first step it repeats what the lost one has asked the others."""
+    expected, ranks = OneLevel.run_once(train), TwoLevels()
+    begun = threading.Barrier(4, timeout=LIMIT)
+
+    def action(communicator: Communicator) -> list[object]:
+        if communicator.rank != 1:
+            return train(communicator, before=lambda step: begun.wait() if step == 0 else None)
+        attached(communicator, model(), 1 << 17)
+        begun.wait()
+        communicator.close(finished=False)
+        ranks.see(0, 1, 2, 3, r1=9)
+        seat = Seat(ranks, 1)
+        seat.sender = Sender(1, 9)
+        newcomer = ranks.seated(seat)
+        found = train(newcomer)
+        newcomer.close(finished=True)
+        return found
+
+    assert ranks.run(action) == expected
     ranks.close()
 
 

@@ -139,11 +139,6 @@ def _share_cores(workers: int) -> None:
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
     if config.local and session.mode != "bsp":
         raise only_with("--local", "a server with --mode bsp", f"--mode {session.mode}")
-    if config.local and (config.compress or "").startswith("powersgd"):
-        raise ConfigError(
-            f"--local cannot add what --compress {config.compress} sends; use another codec, such as int8, or"
-            " remove one of the two"
-        )
     transport, dial, wired = registry.choose(
         session.shards, config.transport, locate=session.locations.locate
     )
