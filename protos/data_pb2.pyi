@@ -416,6 +416,7 @@ class Push(_message.Message):
     HYPER_FIELD_NUMBER: _builtins.int
     ABSENT_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
+    COVERS_FIELD_NUMBER: _builtins.int
     key: _builtins.int
     clock: _builtins.int
     """steps that this sender completed on this key"""
@@ -427,6 +428,10 @@ class Push(_message.Message):
     def differences(self) -> Global___Differences:
         """only if the slice's parameters differ in their hyperparameters"""
 
+    @_builtins.property
+    def covers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cover]:
+        """Other workers in bsp whose gradients are in the payload, a sum; the push counts for all of them."""
+
     def __init__(
         self,
         *,
@@ -435,14 +440,37 @@ class Push(_message.Message):
         hyper: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         absent: _builtins.bytes = ...,
         differences: Global___Differences | None = ...,
+        covers: _abc.Iterable[Global___Cover] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "differences", b"differences", "hyper", b"hyper", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "covers", b"covers", "differences", b"differences", "hyper", b"hyper", "key", b"key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Push: _TypeAlias = Push  # noqa: Y015
+
+@_typing.final
+class Cover(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    incarnation: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        incarnation: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Cover: _TypeAlias = Cover  # noqa: Y015
 
 @_typing.final
 class Differences(_message.Message):

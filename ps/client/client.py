@@ -7,7 +7,7 @@ a broken connection makes the client send it again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -125,6 +125,8 @@ class KVClient:
         """
         self.on_saved: Callable[[], None] = lambda: None
         """Called once a checkpoint has the version of an answer, before the answer's work is done."""
+        self.saved = False
+        """Whether a checkpoint has the version of key 0's last answer."""
         self.on_push: Callable[[int, int, int], None] | None = None
         """Called with each answered push: its key, the version that it was applied to, and the version of the
         answer. It runs in the thread that reads the reply."""
@@ -211,6 +213,7 @@ class KVClient:
         decode: Decode | None = None,
         absent: tuple[int, ...] = (),
         on_absent: OnAbsent | None = None,
+        covers: Sequence[Sender] = (),
     ) -> None:
         """Pushes a gradient and reads the parameters.
 
@@ -225,12 +228,28 @@ class KVClient:
             decode: Decodes the reply.
             absent: Which of the slice's parameters have no gradient, as ascending indices.
             on_absent: Receives those that no contributor of the round had a gradient for.
+            covers: The other workers whose gradients are in the sum.
         """
         number = next(self._numbers)
-        message = push.header.message(number, self._clock(push.header.key), hyper, absent)
+        message = push.header.message(number, self._clock(push.header.key), hyper, absent, covers)
         settle = partial(self._take_pushed, shard, push.into, decode, on_absent)
         call = Inflight(number, shard, message, push.landing, settle, work, push.header.nbytes)
         self._connections.submit(call)
+
+    def advance(self, keys: Iterable[int], *, drain: bool, saved: bool) -> None:
+        """Records that another worker has passed on the answers to pushes that covered this one's.
+
+        Args:
+            keys: The keys of the pushes, in lockstep.
+            drain: Whether the answer of key 0 had the mark, if it is among them.
+            saved: As `drain`.
+        """
+        for key in keys:
+            self._clocks[key] += 1
+            self._versions[key] += 1
+        self.draining = self.draining or drain
+        if saved:
+            self.on_saved()
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
         """Reads a key's parameters into `into` (flat) and updates its clock. See `push_pull` for `decode`."""
@@ -291,8 +310,7 @@ class KVClient:
         key, values = reply.key, reply.values
         self._clocks[key], self._versions[key] = reply.clock, reply.version
         if key == 0:  # only key 0 decides: other keys may see the drain a round earlier or later
-            if reply.drain:
-                self.draining = True
+            self.draining, self.saved = self.draining or reply.drain, reply.saved
             if reply.saved:
                 self.on_saved()
         if decode is not None or isinstance(values, Coded):

@@ -18,6 +18,7 @@ from torch import Tensor
 from hubring.ps.compression.codecs import Compressor, Half, Int8, Sign, TopK
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
+from hubring.ps.core.optimizer_state import RESIDUAL, OptimizerState
 from hubring.ps.core.types import parse_codec
 
 
@@ -56,7 +57,9 @@ def codec_for(name: str, numel: int, dtype: torch.dtype) -> Compressor | None:
     return codec if codec.nbytes(numel) < numel * dtype.itemsize else None
 
 
-def mean_into(out: Tensor, codec: Compressor, contributions: Sequence[Coded], scratch: Tensor) -> None:
+def mean_into(
+    out: Tensor, codec: Compressor, contributions: Sequence[Coded], scratch: Tensor, count: int | None = None
+) -> None:
     """Writes the mean of encoded gradients to `out`. Decodes and sums them in the order given.
 
     Args:
@@ -64,14 +67,16 @@ def mean_into(out: Tensor, codec: Compressor, contributions: Sequence[Coded], sc
         codec: The codec of all gradients.
         contributions: Payloads that passed `check`.
         scratch: At least as long as `out`, with its dtype.
+        count: The number of gradients, if some contributions are sums.
     """
+    count = count or len(contributions)
     codec.decode(contributions[0].payload, out)
     one = scratch[: out.numel()]
     for contribution in contributions[1:]:
         codec.decode(contribution.payload, one)
         out.add_(one)
-    if len(contributions) > 1:
-        out.div_(len(contributions))
+    if count > 1:
+        out.div_(count)
 
 
 class ErrorFeedback:
@@ -116,3 +121,31 @@ class ErrorFeedback:
             due.zero_()
         for part, residual in kept:
             due[part] = residual
+
+
+class CodedMean:
+    """A mean gradient for the readers, compressed with the codec of the gradients.
+
+    The next mean adds the codec's error (error feedback). Before the first round
+    the mean is the code of zeros. The bytes change only when a round closes, as the
+    values do.
+    """
+
+    def __init__(self, codec: Compressor, values: Tensor) -> None:
+        payload = torch.zeros(codec.nbytes(values.numel()), dtype=torch.uint8, device="cpu")
+        self.latest = Coded(codec.name, payload, values.numel(), values.dtype)
+        self._feedback = ErrorFeedback(codec, values.numel(), values.dtype)
+
+    @property
+    def residual(self) -> Tensor:
+        """What the codec left out of the means so far."""
+        return self._feedback.residual
+
+    @property
+    def state(self) -> OptimizerState:
+        """The residual, in the place of an optimizer's state."""
+        return OptimizerState({RESIDUAL: self.residual})
+
+    def encode(self, values: Tensor, absent: Iterable[slice]) -> None:
+        """Encodes the mean for the readers, which ignore the elements in `absent`."""
+        self._feedback.encode(values, self.latest.payload, absent)

@@ -230,6 +230,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
                 "--local is for workers on several hosts, and --backend shm needs all of them on one; remove"
                 " one of the two"
             )
+        if self.topology == "hub" and (self.compress or "").startswith("powersgd"):
+            raise ConfigError(
+                f"--local on a hub cannot add what --compress {self.compress} sends; use another codec, as"
+                " int8, or remove one of the two"
+            )
 
     def _check_compress(self, name: str) -> None:
         kind = types.parse_codec(name).kind

@@ -107,12 +107,17 @@ class Push(KeyRequest):
 
     `absent` are the slice's parameters without a gradient on this sender, as ascending indices into
     `parameter_parts`. The gradient holds zeros for them.
+
+    `covers` are other workers in bsp whose gradients of this clock are in `gradient`, a sum. The push counts
+    for all of them, and `absent` is what all of them lack. If a covered worker also pushes its own gradient,
+    that is not added, unless the sender is lost before the round closes.
     """
 
     clock: int
     gradient: Tensor | Coded
     hyper: StepHyper = field(default_factory=dict)
     absent: tuple[int, ...] = ()
+    covers: tuple[Sender, ...] = ()
 
 
 @dataclass(slots=True)
@@ -170,7 +175,8 @@ class ClosedRound:
     """A round that a primary closed; its standby applies the same step.
 
     `total` divided by `count` is the mean of the gradients: their sum, or the mean of compressed gradients.
-    `version` is the key's before the update. `contributors` are in rank order. `absent` is as in `Values`.
+    `version` is the key's before the update. `contributors` are in rank order, with covered workers.
+    `absent` is as in `Values`.
     `excused` are the contributors that agree with whatever other scripts wrote before the round.
     """
 
@@ -185,7 +191,7 @@ class ClosedRound:
 
 
 class Contributor(NamedTuple):
-    """The sender of a push in a closed round, with the push's clock and staleness."""
+    """A worker whose gradient is in a closed round, with its push's clock and staleness."""
 
     rank: int
     clock: int

@@ -139,7 +139,8 @@ class SliceStep:
 
         Args:
             values: Flat.
-            gradients: The gradients, only read; or their sum alone, which must be in `scratch`.
+            gradients: The gradients or sums of some of them, only read; or their sum alone, which must be in
+                `scratch`.
             count: At least one.
             hyper: Hyperparameters of this step.
             scratch: At least as long as the values, overwritten. If the gradients have half precision, it is

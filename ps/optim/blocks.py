@@ -156,25 +156,27 @@ class BlockSteps:
         """Updates the values with the mean of `gradients`, summed in this order, as the ring does.
 
         Args:
-            gradients: Flat, with the values' length and their dtype, or `dtype`; only read.
+            gradients: Flat, with the values' length and their dtype, or `dtype`; only read. Each can be the
+                sum of several.
             hyper: Hyperparameters of this step.
             scratch: At least as long as a block, of `dtype`.
             absent: Parameters, by index, whose values and state stay as they are.
-            count: The number of gradients, if `gradients` is their sum alone.
+            count: The number of gradients, if some of `gradients` are sums.
 
         Raises:
             NonFinite: The sum has a NaN or an infinity. The affected elements are unchanged, but other
                 elements may have stepped, so the values are at no single step.
         """
+        count = count or len(gradients)
         if isinstance(hyper, HyperTable) or absent or len(self._cuts) > 1:
-            self._step_apart(gradients, hyper, scratch, absent, count or len(gradients))
+            self._step_apart(gradients, hyper, scratch, absent, count)
             return
         for part, values, rounded, optimizer, _ in self._blocks:
             # A single block is not sliced: for small tensors slicing costs as much as the sum.
             parts = gradients if len(self._blocks) == 1 else [gradient[part] for gradient in gradients]
-            if count is not None and count > 1:  # a kernel may overwrite the sum
+            if len(parts) == 1 and count > 1:  # a kernel may overwrite the sum
                 parts = [scratch[: values.numel()].copy_(parts[0])]
-            optimizer.step(values, parts, count or len(gradients), hyper, scratch, rounded)
+            optimizer.step(values, parts, count, hyper, scratch, rounded)
 
     def _step_apart(
         self,

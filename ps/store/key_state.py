@@ -7,6 +7,9 @@ Each push counts once. The clocks of a rank's pushes are consecutive, so one num
 below the number was applied or dropped. A push at the number is new, or waits in the open round. A push above
 it is too early. Only applied pushes survive a restart: the sender of another sends it again. After RIFL (Lee
 et al., SOSP 2015) and Kafka's idempotent producer. The view fences earlier incarnations of a rank.
+
+A push can cover other ranks: its gradient is a sum with theirs. Their own pushes of the open round are then
+not added, but wait for its answer. If the sender is lost before the round closes, they count again.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from hubring.ps.compression import compressor
 from hubring.ps.compression.codecs import Compressor
-from hubring.ps.compression.compressor import ErrorFeedback, codec_for
+from hubring.ps.compression.compressor import CodedMean, codec_for
 from hubring.ps.compression.gpu_tensor import is_placed
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 from hubring.ps.core.messages import ClosedRound, Coded, Push, Ticket
@@ -47,14 +50,16 @@ class Round(NamedTuple):
     """A round of one key that can close.
 
     Attributes:
-        contributions: In rank order.
+        contributions: Those that are added, in rank order.
         gradients: Uncompressed, or the mean of compressed ones.
+        divisor: What the sum of `gradients` is divided by.
         absent: Which parameters of the slice have no gradient in any contribution.
         excused: The ranks that agree with whatever the others wrote.
     """
 
     contributions: list[Contribution]
     gradients: list[Tensor]
+    divisor: int
     absent: tuple[int, ...]
     excused: set[int]
 
@@ -86,34 +91,6 @@ class Settled(NamedTuple):
     absent: tuple[int, ...] = ()
 
 
-class CodedMean:
-    """A mean gradient for the readers, compressed with the codec of the gradients.
-
-    The next mean adds the codec's error (error feedback). Before the first round
-    the mean is the code of zeros. The bytes change only when a round closes, as the
-    values do.
-    """
-
-    def __init__(self, codec: Compressor, values: Tensor) -> None:
-        payload = torch.zeros(codec.nbytes(values.numel()), dtype=torch.uint8, device="cpu")
-        self.latest = Coded(codec.name, payload, values.numel(), values.dtype)
-        self._feedback = ErrorFeedback(codec, values.numel(), values.dtype)
-
-    @property
-    def residual(self) -> Tensor:
-        """What the codec left out of the means so far."""
-        return self._feedback.residual
-
-    @property
-    def state(self) -> OptimizerState:
-        """The residual, in the place of an optimizer's state."""
-        return OptimizerState({RESIDUAL: self.residual})
-
-    def encode(self, values: Tensor, absent: Iterable[slice]) -> None:
-        """Encodes the mean for the readers, which ignore the elements in `absent`."""
-        self._feedback.encode(values, self.latest.payload, absent)
-
-
 @dataclass(slots=True)
 class KeyState:
     """The state of one key that a restart restores.
@@ -143,6 +120,7 @@ class KeyEntry:
         tensors: The parameters of the key's bucket.
         parts: The parameters with elements in the key's slice.
         contributions: The open round, by rank.
+        covered: What covers other ranks of the open round, by the covered rank.
         readers: Workers whose push is over, and which wait to read.
         pullers: Workers that wait for the initial values.
         clocks: The clock of each rank's next push.
@@ -169,6 +147,7 @@ class KeyEntry:
     clocks: dict[int, int] = field(default_factory=dict)
     left: dict[int, int] = field(default_factory=dict)
     contributions: dict[int, Contribution] = field(default_factory=dict)
+    covered: dict[int, Contribution] = field(default_factory=dict)
     readers: dict[int, Reader] = field(default_factory=dict)
     pullers: dict[int, Reader] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
@@ -222,14 +201,17 @@ class KeyEntry:
         Raises:
             Disagreement: The contributors' scripts changed parameters or state differently. Nothing changed.
         """
-        ranks, excused = sorted(self.contributions), set[int]()
-        contributions = [self.contributions[rank] for rank in ranks]
+        ranks, excused = sorted(self.contributions.keys() | self.covered), set[int]()
+        added = sorted(self.contributions.keys() - self.covered.keys())
+        contributions = [self.contributions[rank] for rank in added]
+        count = len(added) + sum(map(len, map(_COVERS, contributions)))
         if self.writes.waiting:
             # Of a mean, rank 0 alone restores what its compression has left out.
             excused = set(ranks) if self.averages else self.late | self._idle()
             self.apply_writes(ranks, excused)
         absent = _absent(contributions) if contributions[0].push.absent else ()
-        return Round(contributions, self._plain(contributions, scratch), absent, excused)
+        gradients = self._plain(contributions, scratch, count)
+        return Round(contributions, gradients, 1 if self.codec else count, absent, excused)
 
     def apply(self, done: ClosedRound, scratch: Tensor) -> None:
         """Applies a round that this key's primary closed. `scratch` is as in `gather`."""
@@ -243,16 +225,16 @@ class KeyEntry:
         hyper: StepHyper,
         absent: tuple[int, ...],
         scratch: Tensor,
-        count: int | None = None,
+        count: int,
     ) -> None:
         """Applies the mean of gradients.
 
         Args:
-            gradients: In rank order; or, with `count`, their sum.
+            gradients: In rank order, or their sum.
             hyper: The hyperparameters.
             absent: Which of `parts` have no gradient.
             scratch: As in `gather`.
-            count: Of how many gradients the sum is.
+            count: What the sum is divided by.
 
         Raises:
             NonFinite: The sum has a NaN or an infinity. The values are invalid from then on.
@@ -287,21 +269,21 @@ class KeyEntry:
 
         If no contributor has one, they are not idle: the step does not use the slice's parameters.
         """
-        whole, pushes = len(self.parts), [one.push for one in self.contributions.values()]
-        idle = {push.sender.rank for push in pushes if len(push.absent) == whole}
-        return idle if len(idle) < len(pushes) else set()
+        whole, everyone = len(self.parts), self.contributions | self.covered
+        idle = {rank for rank, one in everyone.items() if len(one.push.absent) == whole}
+        return idle if len(idle) < len(everyone) else set()
 
     def parameter_at(self, index: int) -> TensorSpec:
         """Returns the parameter that contains one element of the values."""
         return next(self.tensors[part.position] for part in self.parts if index < part.in_slice.stop)
 
-    def _plain(self, contributions: Sequence[Contribution], scratch: Tensor) -> list[Tensor]:
+    def _plain(self, contributions: Sequence[Contribution], scratch: Tensor, count: int) -> list[Tensor]:
         """Returns uncompressed gradients unchanged, or the mean of compressed gradients."""
         gradients = list(map(attrgetter("gradient"), contributions))  # the store refuses the other form
         if self.codec is None:
             return gradients
         mean, spare = scratch[: self.values.numel()], scratch[self.values.numel() :]
-        compressor.mean_into(mean, self.codec, gradients, spare)
+        compressor.mean_into(mean, self.codec, gradients, spare, count)
         return [mean]
 
     def settle(self, push: Push, tickets: list[Ticket], settled: Settled) -> None:
@@ -309,6 +291,12 @@ class KeyEntry:
         self.settled[push.sender.rank] = settled
         self.late.discard(push.sender.rank)
         self.readers[push.sender.rank] = self.reader_after(push, tickets, settled)
+
+    def note_settled(self, rank: int, settled: Settled) -> None:
+        """Records that a rank's push is over and that the rank has read the values, or will push again."""
+        self.settled[rank] = settled
+        self.late.discard(rank)
+        self.read[rank] = self.version
 
     def reader_after(self, push: Push, tickets: list[Ticket], settled: Settled) -> Reader:
         """Returns the sender of a push that is over."""
@@ -322,6 +310,12 @@ class KeyEntry:
             for table in (self.contributions, self.readers, self.pullers):
                 if rank in table:
                     waiting.append(table.pop(rank))
+            if self.covered:
+                self.covered = {
+                    other: one
+                    for other, one in self.covered.items()
+                    if rank not in (other, one.push.sender.rank)
+                }
             self.read.pop(rank, None)
             self.late.discard(rank)
             self.settled.pop(rank, None)
@@ -385,6 +379,9 @@ class KeyEntry:
         if state.tensors and not set(state.fresh) <= set(range(len(self.parts))):
             return f"the parameters {list(state.fresh)} are fresh, but the slice has {len(self.parts)}"
         return self.optimizer.misfit(state)
+
+
+_COVERS = attrgetter("push.covers")
 
 
 def _absent(contributions: Sequence[Contribution]) -> tuple[int, ...]:

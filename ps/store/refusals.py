@@ -20,7 +20,8 @@ from hubring.ps.core.messages import (
     WriteState,
 )
 from hubring.ps.core.optimizer_state import STEP, OptimizerState
-from hubring.ps.core.types import HyperTable, Sender, TensorSpec
+from hubring.ps.core.types import MAX_WORLD_SIZE, HyperTable, Sender, TensorSpec
+from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.key_state import Contribution, KeyEntry
 from hubring.ps.store.script_changes import Disagreement
 
@@ -173,6 +174,23 @@ def out_of_order(push: Push | Write, expected: int) -> Refusal:
     return Refusal(Code.OUT_OF_ORDER, text)
 
 
+def uncoverable(entry: KeyEntry, push: Push, consistency: Consistency) -> Refusal | None:
+    """The push cannot count for the workers that it covers; None if it can."""
+    own, ranks = push.sender.rank, [covered.rank for covered in push.covers]
+    taken = {rank for rank, one in entry.covered.items() if one.push.sender.rank != own}
+    taken |= {rank for rank, one in entry.contributions.items() if one.push.covers} - {own}
+    if not consistency.stable:
+        why = "only --mode bsp accepts such sums; start the workers without --local"
+    elif len({own, *ranks}) <= len(ranks) or max(ranks) >= MAX_WORLD_SIZE:
+        why = f"expected other ranks below {MAX_WORLD_SIZE}, each once"
+    elif taken.intersection((own, *ranks)):
+        why = "another push of this step has some of them already; restart the job without --local"
+    else:
+        return None
+    told = f"rank {own} sent the gradients of ranks {ranks} for key {entry.key} in a sum with its own"
+    return Refusal(Code.BAD_REQUEST, f"{told}: {why}")
+
+
 def misfit(entry: KeyEntry, tensor: Tensor) -> Refusal | None:
     """The tensor has another size or dtype than the key; None if it fits."""
     held = entry.values
@@ -251,7 +269,7 @@ def _wrong_size(entry: KeyEntry, came: str) -> Refusal:
 
 def _first_not_finite(entry: KeyEntry, scratch: Tensor) -> str:
     """Returns rank, step and parameter of the first gradient that is not finite, in rank order."""
-    ranks = sorted(entry.contributions)
+    ranks = sorted(entry.contributions.keys() - entry.covered.keys())
     step = entry.contributions[ranks[0]].push.clock + 1
     for rank in ranks:
         contribution = entry.contributions[rank]
@@ -259,8 +277,10 @@ def _first_not_finite(entry: KeyEntry, scratch: Tensor) -> str:
         found = (~gradient.isfinite()).nonzero()
         if len(found):
             index = int(found[0])
+            covers = ", ".join(str(covered.rank) for covered in contribution.push.covers)
+            others = f", summed with those of ranks {covers}," if covers else ""
             return (
-                f"the gradient of rank {rank} is not finite in step {contribution.push.clock + 1}:"
+                f"the gradient of rank {rank}{others} is not finite in step {contribution.push.clock + 1}:"
                 f" {gradient[index].item()} in {_parameter(entry, index)}, one of {len(found)} such elements"
             )
     return (

@@ -107,20 +107,25 @@ class PushRounds:
         before = entry.version
         contributors = [
             Contributor(rank, one.push.clock, before - entry.read[rank])
-            for rank, one in sorted(entry.contributions.items())
+            for rank, one in sorted((entry.contributions | entry.covered).items())
         ]
-        contributions, gradients, absent, excused = entry.gather(scratch)
+        contributions, gradients, count, absent, excused = entry.gather(scratch)
         # Ranks should agree on the hyperparameters. If not, use the lowest rank's, so that reruns are equal.
         hyper = contributions[0].push.hyper
         if self.replica is not None:  # from here on only a NonFinite can keep the round from closing
             total, ranks = self._total(entry, gradients, scratch, self.replica), tuple(sorted(excused))
-            by, count = tuple(contributors), len(gradients)
+            by = tuple(contributors)
             self.replica.append(ClosedRound(entry.key, before, total, count, hyper, by, absent, ranks))
-        entry.step(gradients, hyper, absent, scratch)
+        entry.step(gradients, hyper, absent, scratch, count)
+        for rank, clock, staleness in contributors:
+            entry.clocks[rank] = clock + 1
+            settled = Settled(clock, staleness, absent)
+            if (own := entry.contributions.get(rank)) is not None:
+                entry.settle(own.push, own.tickets, settled)
+            else:  # covered: another rank passes the answer on
+                entry.note_settled(rank, settled)
         entry.contributions.clear()
-        for (push, tickets, _), contributor in zip(contributions, contributors, strict=True):
-            entry.clocks[contributor.rank] = push.clock + 1
-            entry.settle(push, tickets, Settled(push.clock, contributor.staleness, absent))
+        entry.covered.clear()
         self._count(entry, before, contributors)
         if self._consistency.lockstep and not self._options_differ:
             self._compare_options(entry, contributions)
@@ -132,9 +137,7 @@ class PushRounds:
         entry.apply(done, scratch)
         for rank, clock, staleness in done.contributors:
             entry.clocks[rank] = clock + 1
-            entry.settled[rank] = Settled(clock, staleness, done.absent)
-            entry.late.discard(rank)
-            entry.read[rank] = entry.version
+            entry.note_settled(rank, Settled(clock, staleness, done.absent))
         self.follow(entry)
         self._stats.pushes += len(done.contributors)
         self._count(entry, before, done.contributors)
@@ -191,7 +194,7 @@ class PushRounds:
     def reply(self, entry: KeyEntry, reader: Reader) -> list[Delivery]:
         """Answers all tries of one reader with the values as they are."""
         rank, clock, version = reader.sender.rank, reader.clock, entry.version
-        contributes = rank in entry.contributions
+        contributes = rank in entry.contributions or rank in entry.covered
         if self._consistency.lockstep or clock is None:
             if self._consistency.lockstep and not contributes:
                 # Rounds may have closed without this worker, so it continues with the open round.

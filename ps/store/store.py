@@ -329,16 +329,21 @@ class KVStore:
             self._stats.dropped += 1
             entry.settle(push, [ticket], Settled(push.clock))
             return self._pushes.answer(entry)
+        if push.covers and (refusal := refusals.uncoverable(entry, push, self._consistency)):
+            return [Delivery(ticket, refusal)]
         gradient = push.gradient if self._gpu is None else self._gpu.take(push.gradient, push.sender)
-        if rank in entry.contributions:
-            self._stats.duplicates += 1
-            # The first try's memory may be freed with its connection, so use the latest try's.
-            tickets = [*entry.contributions[rank].tickets, ticket]
-            entry.contributions[rank] = Contribution(push, tickets, gradient)
-            return []
-        self._stats.pushes += 1
-        entry.contributions[rank] = Contribution(push, [ticket], gradient)
-        return self._advance(entry)
+        before = len(entry.contributions.keys() | entry.covered)
+        # The first try's memory may be freed with its connection, so use the latest try's.
+        earlier = entry.contributions.get(rank)
+        contribution = Contribution(push, [*earlier.tickets, ticket] if earlier else [ticket], gradient)
+        entry.contributions[rank] = contribution
+        for covered in push.covers:
+            if self.is_live(covered):
+                entry.covered[covered.rank] = contribution
+        more = len(entry.contributions.keys() | entry.covered) - before
+        self._stats.pushes += more
+        self._stats.duplicates += not more
+        return self._advance(entry) if more else []
 
     def _on_completed(self, entry: KeyEntry, push: Push, ticket: Ticket) -> list[Delivery]:
         """Answers a retry together with the first try."""
@@ -357,7 +362,7 @@ class KVStore:
 
     def _advance(self, entry: KeyEntry) -> list[Delivery]:
         """Closes the round if the policy allows it, then answers the readers that may read."""
-        contributors = len(entry.contributions)
+        contributors = len(entry.contributions.keys() | entry.covered)
         if contributors and self._consistency.may_apply(contributors, len(self._workers.live)):
             refusal = refusals.unpaired(entry, self._workers.finished) if entry.averages else None
             if refusal is not None:

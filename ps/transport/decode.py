@@ -142,7 +142,11 @@ def origin(message: Message) -> tuple[int, Sender]:
     except DecodeError:
         return NO_REQUEST, Sender(0, 0)
     number = header.request if message.header else NO_REQUEST
-    return number, Sender(header.rank, int.from_bytes(header.incarnation[:INCARNATION_BYTES]))
+    return number, _sender(header)
+
+
+def _sender(proto: pb.Header | pb.Cover) -> Sender:
+    return Sender(proto.rank, int.from_bytes(proto.incarnation[:INCARNATION_BYTES]))
 
 
 def _header(message: Message) -> pb.Header:
@@ -166,7 +170,8 @@ def _request(header: pb.Header, message: Message) -> Request | Probe:
             push = header.push
             gradient = _gradient(header, message)
             absent = _indices(push.absent) if push.absent else ()
-            return Push(sender, push.key, push.clock, gradient, _hyper(push), absent)
+            covers = tuple(map(_sender, push.covers)) if push.covers else ()
+            return Push(sender, push.key, push.clock, gradient, _hyper(push), absent, covers)
         case "contribute":
             part, call = header.contribute, _call(header)
             optional = call.collective is Collective.BROADCAST

@@ -79,7 +79,14 @@ class PushHeader:
         self.nbytes = self._header.payload_bytes
         self._hyper: StepHyper | None = None
 
-    def message(self, number: int, clock: int, hyper: StepHyper, absent: Sequence[int] = ()) -> Message:
+    def message(
+        self,
+        number: int,
+        clock: int,
+        hyper: StepHyper,
+        absent: Sequence[int] = (),
+        covers: Sequence[Sender] = (),
+    ) -> Message:
         """Encodes a push. Raises as `encode_request`. See `Push` for the other arguments.
 
         Args:
@@ -87,6 +94,7 @@ class PushHeader:
             clock: The sender's clock.
             hyper: Does not change: other hyperparameters are another object.
             absent: Which parameters have no gradient.
+            covers: Other workers whose gradients are in the sum.
         """
         header, push = self._header, self._header.push
         header.request, push.clock, push.absent = number, clock, _bitmap(absent) if absent else b""
@@ -95,6 +103,10 @@ class PushHeader:
             push.ClearField("differences")
             _write_hyper(push, hyper)
             self._hyper = hyper
+        if covers or push.covers:
+            push.ClearField("covers")
+            for rank, incarnation in covers:
+                push.covers.add(rank=rank, incarnation=incarnation.to_bytes(INCARNATION_BYTES))
         return _message(header, self._payload, self.key)
 
 
@@ -111,7 +123,7 @@ def encode_request(request: Request | Probe, number: int, stream: bytes = b"") -
     """
     if isinstance(request, Push):
         push = PushHeader(request.sender, request.key, request.gradient)
-        return push.message(number, request.clock, request.hyper, request.absent)
+        return push.message(number, request.clock, request.hyper, request.absent, request.covers)
     rank, incarnation = request.sender
     wired = incarnation.to_bytes(INCARNATION_BYTES)
     header = pb.Header(request=number, rank=rank, incarnation=wired, stream=stream)

@@ -20,6 +20,7 @@ from tests.support.training.ranks import (
     RingRanks,
     StagedAggregatingRanks,
     StagedRanks,
+    TwoLevelRanks,
     TwoLevelRingRanks,
 )
 
@@ -30,6 +31,7 @@ ALL: dict[str, type[Ranks]] = {
     "ring two levels": TwoLevelRingRanks,
     "hub": HubRanks,
     "aggregate": AggregatingRanks,
+    "hub two levels": TwoLevelRanks,
     "staged": StagedRanks,
     "staged aggregate": StagedAggregatingRanks,
     "placed": PlacedRanks,

@@ -19,14 +19,14 @@ def linear(rank: int, outputs: int = 2) -> nn.Linear:
 
 
 def attached(
-    communicator: Communicator, model: nn.Module | None = None, bucket_bytes: int = 8
+    communicator: Communicator, model: nn.Module | None = None, bucket_bytes: int = 8, step: int = 0
 ) -> list[Bucket]:
     model = model or linear(communicator.rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     named = list(model.named_parameters())
     name = "SGD" if communicator.steps_on == "server" else ""
     buckets = make_buckets(optimizer, named, communicator.allocate, bucket_bytes, name)
-    assert communicator.attach(buckets) == 0
+    assert communicator.attach(buckets) == step
     return buckets
 
 

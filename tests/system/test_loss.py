@@ -48,6 +48,24 @@ def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: P
         assert_trained(final, [[0, 1, 2]] * 20 + [[0, 2]] * 40)
 
 
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
+def test_the_others_finish_without_a_worker_that_added_gradients_with_them(
+    cluster: Cluster, tmp_path: Path, end: signal.Signals
+) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
+    final = tmp_path / "final.safetensors"
+    flags = ("--local", "--transport", "zmq", "--save-parameters", str(final))
+    workers = cluster.held(address, *flags, count=3)
+    workers[1].process.send_signal(end)
+    cluster.go.touch()
+    assert [workers[rank].done()["steps"] for rank in (0, 2)] == [60, 60]
+    for rank in (0, 2):
+        assert "this worker pushes its own gradients from now on: rank 1 is lost" in workers[rank].said()
+        assert "the job continues with 2 of 3 workers" in workers[rank].said()
+    assert server.done()["finished"] == [0, 2]
+    assert_trained(final, [[0, 1, 2]] * 20 + [[0, 2]] * 40)
+
+
 def test_a_killed_worker_is_lost_at_once_a_stopped_one_is_not_and_the_place_is_taken_again(
     cluster: Cluster,
 ) -> None:

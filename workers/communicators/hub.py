@@ -30,6 +30,7 @@ from hubring.workers.buckets.value_memory import ComparedValues, ValueMemory, Wi
 from hubring.workers.communicators.base import CollectiveWork, Communicator, ParameterState, SteppingHub
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
 from hubring.workers.communicators.host_collectives import HostCollectives
+from hubring.workers.communicators.host_level import HostLevel, meet
 from hubring.workers.communicators.hub_collectives import HubCollectives
 from hubring.workers.communicators.hub_state import HubState, state_of_slice
 from hubring.workers.communicators.powersgd import LowRankMean
@@ -51,6 +52,8 @@ class PSCommunicator(Communicator):
         aggregate: Whether the hub only averages and the worker's own optimizer steps.
         timeout: Seconds that one exchange may take.
         compress: Codec of the gradients, as in `hubring.ps.core.types`; empty: no compression.
+        host: Names this worker's host. The workers of one host add their gradients before they push them, if
+            all are in bsp and have one; empty: each pushes its own.
     """
 
     topology = "hub"
@@ -65,6 +68,7 @@ class PSCommunicator(Communicator):
         aggregate: bool,
         timeout: float,
         compress: str = "",
+        host: str = "",
     ) -> None:
         self.rank = session.sender.rank
         self.size = session.size
@@ -81,6 +85,9 @@ class PSCommunicator(Communicator):
         self._wired = wired
         self._exchange = SliceExchange(client, means=aggregate)
         self._compress = compress
+        self._host = host
+        self._level: HostLevel | None = None
+        self.tunable = not host  # the workers of a host must send their buckets in one order
         self._low_rank: dict[int, LowRankMean] = {}
         """By bucket index, with PowerSGD."""
         self._placed: dict[int, PlacedBucket] = {}
@@ -93,6 +100,7 @@ class PSCommunicator(Communicator):
             self.stepping_hub = HubState(client, self._exchange, timeout, lockstep=self.lockstep)
         session.on_failure(client.fail)
         session.on_failure(self._collectives.fail)
+        session.on_failure(lambda error: self._end_level(str(error)))
 
     @property
     def _lands(self) -> Lands:
@@ -160,6 +168,8 @@ class PSCommunicator(Communicator):
             self._learn_clocks(buckets)
             self.broadcast_parameters(buckets)
         self._place(buckets)
+        if self._host and not self.late and self.size > 1:
+            self._level, self._host = self._meet(self._host), ""
         if extends or (self.lockstep and not self.late):
             return assigned.step
         # Of a running job the coordinator only knows the step of the last heartbeats. In asynchronous modes a
@@ -202,6 +212,11 @@ class PSCommunicator(Communicator):
             )
         gradients = bucket.host_gradients
         into = gradients if self.steps_on == "worker" else bucket.host_values
+        if self._level is not None and self._exchange.slices[index]:
+            reports = self.steps_on == "worker"
+            started = self._level.push_pull(self._exchange, bucket, into, hyper, absent, reports=reports)
+            if started is not None:
+                return started
         return self._exchange.push_pull(index, gradients, into, hyper, absent, waits=self.waits_soon)
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
@@ -231,11 +246,27 @@ class PSCommunicator(Communicator):
         self._collectives.take_part(call, tensors, work)
 
     def is_held(self) -> bool:
-        return self._client.held() or self._collectives.waits
+        waits = self._level is not None and self._level.waits
+        return waits or self._client.held() or self._collectives.waits
 
     def close(self, *, finished: bool) -> None:
-        self._collectives.fail(RingBroken(f"rank {self.rank} has left the job"))
+        reason = f"rank {self.rank} has left the job"
+        self._collectives.fail(RingBroken(reason))
+        self._end_level(reason)
         self._client.close()
+
+    def _end_level(self, reason: str) -> None:
+        if self._level is not None:
+            self._level.close(reason)
+
+    def _meet(self, host: str) -> HostLevel | None:
+        """Connects this worker to the others on its host, if they can add gradients there."""
+        # Answers from another worker cannot land where a shard's pages may be mapped.
+        shown = self.steps_on == "server" and self._transport.name == "shm"
+        if self._placed or shown or not self._wired:
+            log.info("--local has no effect for rank %d: a shard is on its host", self.rank)
+            host = ""
+        return meet(self, self._client, host)
 
     def _agree(self, specs: list[BucketSpec]) -> Assignment:
         """Returns the job's plan for these buckets; measures the slice size if the server has not set one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from hubring.ps.compression.compressor import ErrorFeedback, codec_for
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Call, Coded, Collective, ReduceOp
 from hubring.ps.core.optimizer_state import RESIDUAL, OptimizerState
-from hubring.ps.core.types import BucketSpec, HyperTable, Slice, StepHyper
+from hubring.ps.core.types import BucketSpec, HyperTable, Sender, Slice, StepHyper
 from hubring.ps.core.work import Work
 from hubring.ps.job.sharding import ParameterPart, parameter_parts
 from hubring.workers.buckets.bucket import Bucket
@@ -30,6 +31,12 @@ OnAbsent = Callable[[tuple[int, ...]], None]
 """Receives which of a slice's parts have no gradient on every rank."""
 
 
+class Absent(Protocol):
+    """A bucket's parameters without a gradient, as in `Bucket.absent`."""
+
+    absent: frozenset[int]
+
+
 class Absence:
     """The parameters without a gradient in one exchange of a bucket, which is about to be sent.
 
@@ -38,7 +45,7 @@ class Absence:
         reports: Whether to leave only the parameters that are absent on every rank in `bucket.absent`.
     """
 
-    def __init__(self, bucket: Bucket, *, reports: bool) -> None:
+    def __init__(self, bucket: Absent, *, reports: bool) -> None:
         self._positions = bucket.absent
         self._bucket = bucket
         self._reports = reports
@@ -179,6 +186,12 @@ class SliceExchange:
                     parts = self._parts[piece.key]
                     self._coders[piece.key] = SliceCoder(codec, piece.numel, dtype, payload, parts)
 
+    def drop_residuals(self, slices: Iterable[Slice]) -> None:
+        """Forgets what compression has left out of these slices' gradients."""
+        for piece in slices:
+            if piece.key in self._coders:
+                self._coders[piece.key].residual.zero_()
+
     def residuals(self) -> list[Residual]:
         """Returns the residuals of all compressed slices."""
         return [
@@ -229,12 +242,15 @@ class SliceExchange:
         absent: Absence | None = None,
         *,
         waits: bool = False,
+        slices: Sequence[Slice] | None = None,
+        covers: Sequence[Sender] = (),
     ) -> Work:
         """Starts the exchange of one bucket's flat gradients; the answer lands in `into`.
 
-        Without `absent`, every parameter has a gradient. `waits` is `Communicator.waits_soon`.
+        Without `absent`, every parameter has a gradient. `waits` is `Communicator.waits_soon`. With `slices`,
+        only these are exchanged. With `covers`, the gradients are sums with those of these workers.
         """
-        slices = self.slices[index]
+        slices = self.slices[index] if slices is None else slices
         work = Work(exchange_name(index), len(slices), self._client.attend)
         if waits:
             self._client.wait_soon()
@@ -257,7 +273,7 @@ class SliceExchange:
                     target, decode = self._target(coder, into[part])
                     push = self._client.prepare(piece.key, gradient, target)
                 own = of_slice(hyper, self._parts[piece.key]) if isinstance(hyper, HyperTable) else hyper
-                self._client.push_pull(piece.shard, push, own, work, decode, lacks, on_absent)
+                self._client.push_pull(piece.shard, push, own, work, decode, lacks, on_absent, covers)
         return work
 
     def _prepared(self, piece: Slice, gradients: Tensor, into: Tensor) -> PreparedPush:

@@ -157,6 +157,7 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         aggregate=config.aggregate,
         timeout=config.timeout,
         compress=config.compress or "",
+        host=host_id() if config.local else "",
     )
     try:  # with the communicator, which passes the server's reason to a client that lost a shard
         client.wait_connected(config.timeout)

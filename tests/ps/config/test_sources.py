@@ -193,6 +193,10 @@ def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:
         ({"local": True}, "--local needs --server HOST:PORT and more than one worker"),
         ({"server": "h:1", "world_size": 1, "local": True}, "--local needs --server"),
         (
+            {"server": "h:1", "aggregate": True, "compress": "powersgd:4", "local": True},
+            "--local on a hub cannot add what --compress powersgd:4 sends",
+        ),
+        (
             {"server": "h:1", "topology": "ring", "backend": "nccl", "local": True},
             "--local with --backend nccl is not built yet",
         ),

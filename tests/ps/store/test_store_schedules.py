@@ -11,7 +11,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -158,6 +158,60 @@ class World:
             self.carry(0)
 
 
+class Hosts(World):
+    """Ranks 0 and 1 are on one host: one of them pushes the sum of both, and passes the answer on.
+
+    Once they are apart, or one dies, each pushes its own gradients, until they meet again. It does not know
+    what becomes of the sums under way.
+    """
+
+    def __init__(self) -> None:
+        self.together = True
+        super().__init__(BSP())
+
+    def send(self, rank: int) -> None:
+        pair = [self.workers[each] for each in range(2) if each in self.workers]
+        if rank == 2 or not self.together or len(pair) < 2 or self.workers[rank].clock is None:
+            super().send(rank)
+            return
+        if any(worker.clock is None for worker in pair):
+            return
+        leading, covered = pair if pair[0].sent % 2 else pair[::-1]
+        if leading.request is None and covered.request is None:
+            whole, own = leading.next_request(), covered.next_request()
+            assert isinstance(whole, Push)
+            assert isinstance(own, Push)
+            gradient = torch.stack([self.plain(whole), self.plain(own)]).sum(0)
+            leading.request = replace(whole, gradient=gradient, covers=(covered.sender,))
+        if rank == leading.sender.rank:
+            super().send(rank)
+
+    def meet(self) -> None:
+        pair = [self.workers[each] for each in range(2) if each in self.workers]
+        self.together = self.together or (len(pair) == 2 and not any(worker.request for worker in pair))
+
+    def happen(self, event: Callable[[], list[Delivery]]) -> None:
+        before = self.before
+        super().happen(event)
+        changes = (self.before - before)[self.before != before]
+        assert torch.allclose(changes * len(changes), torch.ones(())), "no mean of different gradients"
+
+    @staticmethod
+    def plain(push: Push) -> Tensor:
+        assert isinstance(push.gradient, Tensor)
+        return push.gradient
+
+    def turn(self, rank: int) -> None:
+        self.together = self.together and rank == 2
+        super().turn(rank)
+
+    def take(self, worker: Worker, values: Values) -> None:
+        covered = worker.request.covers if isinstance(worker.request, Push) else ()
+        super().take(worker, values)
+        for sender in covered if self.together else ():
+            super().take(self.workers[sender.rank], values)
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(
@@ -189,3 +243,28 @@ def test_each_acknowledged_push_counts_once_and_every_request_is_answered_once(
         assert acknowledged.min() == 1
     if not consistency.lockstep:
         assert set(world.values.tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 2**32))
+def test_each_gradient_counts_once_whatever_becomes_of_the_sums_on_a_host(seed: int) -> None:
+    world, dice = Hosts(), random.Random(seed)
+    for _ in range(dice.randrange(200)):
+        action, argument = dice.choice("sssssccccctam"), dice.randrange(1000)
+        if action == "s":
+            world.send(argument % RANKS)
+        elif action == "c":
+            world.carry(argument)
+        elif action == "t":
+            world.turn(argument % RANKS)
+        elif action == "a":
+            world.together = False
+        else:
+            world.meet()
+    world.finish(dice)
+
+    assert not world.workers, "somebody waits for ever"
+    assert world.answers == Counter(range(next(world.tickets)))
+    assert world.applications.max() <= 1
+    assert world.applications[sorted(world.acknowledged)].min() == 1

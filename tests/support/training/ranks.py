@@ -24,6 +24,7 @@ from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMe
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import ShardAddress
 from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.zmq.transport import ZmqTransport
 from hubring.workers.buckets.staging import Device, DeviceWaiter, Staging, ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from hubring.workers.communicators.base import Communicator, SteppingHub
@@ -215,6 +216,10 @@ class HubRanks(Ranks):
             loop.command(partial(loop.store.extend, of_shard(more, shard), buckets, version)).result(LIMIT)
         self.shared = ShardPlan((*self.shared.slices, *more.slices))
 
+    def host_of(self, rank: int) -> str:
+        """The host on which a rank adds its gradients with others; empty: it pushes its own."""
+        return ""
+
     def join(self, rank: int) -> Communicator:
         return self.seated(Seat(self, rank))
 
@@ -231,6 +236,7 @@ class HubRanks(Ranks):
             aggregate=self.aggregate,
             timeout=LIMIT,
             compress=self.compress,
+            host=self.host_of(seat.sender.rank),
         )
 
     def close(self) -> None:
@@ -242,6 +248,16 @@ class HubRanks(Ranks):
 
 class AggregatingRanks(HubRanks):
     aggregate = True
+
+
+class TwoLevelRanks(HubRanks):
+    """Ranks on two hosts: some of one host add their gradients there."""
+
+    wire = ZmqTransport
+    hosts: ClassVar[str] = "aab"
+
+    def host_of(self, rank: int) -> str:
+        return self.hosts[rank]
 
 
 def _zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:

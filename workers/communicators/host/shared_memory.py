@@ -76,6 +76,11 @@ class HostExchange(GroupExchange):
         self._using = threading.Lock()
         """Held by an operation."""
 
+    @property
+    def in_use(self) -> bool:
+        """Whether an operation is under way."""
+        return self._using.locked()
+
     def reduce(self, flat: Tensor, op: TorchReduction, given: Tensor | None = None) -> None:
         """As `GroupExchange.reduce`; this member's tensor can be another one, which stays as it is."""
         with self._using:
