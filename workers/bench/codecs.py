@@ -55,10 +55,7 @@ class Cost(NamedTuple):
     decode_min_ms: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.row:<12}{self.ratio:>8.1f}{self.encode_ms:>9.1f}{self.encode_min_ms:>9.1f}"
-            f"{self.decode_ms:>9.1f}{self.decode_min_ms:>9.1f}"
-        )
+        return f"{self.row:<12}{self.ratio:>8.1f}" + "".join(f"{each:>9.1f}" for each in self[2:])
 
 
 HEAD = (
