@@ -127,9 +127,7 @@ class Factored:
 
 def main(argv: list[str] | None = None) -> None:
     """Prints the table, and its rows as JSON in the last line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hubring.workers.bench.codecs", description="Time the codecs."
-    )
+    parser = argparse.ArgumentParser(prog="python -m hubring.workers.bench.codecs", description="Time codecs")
     parser.add_argument("--rounds", type=int, default=9, help="timed turns of each codec [default: 9]")
     parser.add_argument("--codecs", nargs="+", default=CODECS, help="codecs, as for --compress")
     options = parser.parse_args(argv)

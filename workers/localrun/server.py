@@ -63,8 +63,10 @@ class LocalServer:
         self.progress = Path(self._folder.name) / "progress"
         self.job, self.steps, self.overdue = "", 0, False
         where = Path(self._folder.name) / "address"
-        command = module_command("hubring.ps.cli", "start", "--port", "0", "--once")
-        command += ["--workers", str(workers), "--address-file", str(where), *flags]
+        command = module_command(
+            "hubring.ps.cli", "start", "--port", "0", "--once", "--workers", str(workers)
+        )
+        command += ["--address-file", str(where), *flags]
         with self._log.open("wb") as log, self._out.open("wb") as out:
             errors = None if verbose else log
             self.process = Child("the server", command, environment, stdout=out, stderr=errors)
