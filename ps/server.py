@@ -355,7 +355,7 @@ class Server:
             "address": address,
             "page": site.address if site is not None else "",
             "job": coordinator.last_job,
-            "mode": self._config.mode,
+            "mode": "" if coordinator.job.topology == "ring" else self._config.mode,
             "steps": coordinator.last_step,
             **ended_ranks(coordinator.outcome or coordinator.job.outcome),
             "error": str(self._failure(coordinator) or ""),

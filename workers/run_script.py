@@ -22,7 +22,7 @@ from typing import Any
 from zipfile import is_zipfile
 
 from hubring.ps.config import terminal
-from hubring.ps.config.environment import environment
+from hubring.ps.config.environment import environment, export
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from hubring.ps.core.packages import EXTRAS, hidden_by, how_to_install, require_for_job
@@ -182,6 +182,7 @@ def train(
             alias.install()
             alias.tell_place(place)
         export_place(place)
+        export({"KERAS_BACKEND": "torch"} | environment())  # the only one that trains here
         with gloo_answered(config), no_lightning_group():
             outcome = _run(lambda: script.run(words[1:]), script)
         return _warn_unused_server(outcome, config)
@@ -374,6 +375,4 @@ def _is_ours(filename: str) -> bool:
 
 
 def _exit_code(end: SystemExit) -> int:
-    if end.code is None:
-        return 0
-    return end.code if isinstance(end.code, int) else 1
+    return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -114,7 +114,7 @@ class StatusReporter:
             "seconds_up": round(now - hub.began, 3),
             "job": job.name,
             "topology": job.topology,
-            "mode": config.mode,
+            "mode": "" if job.topology == "ring" else config.mode,
             "state": self._state(),
             "started": hub.quorum.complete,
             "epoch": hub.job.published,

@@ -296,8 +296,8 @@ class KVStore:
         # A write for a step that is over changes nothing: it is a late retry, or its sender missed the round.
         if write.clock == (entry.version if lockstep else expected) and entry.writes.is_newest(write):
             entry.writes.put(write)
-            if not lockstep:
-                entry.apply_writes([write.sender.rank])
+            if not lockstep:  # and again until a push: a state's master is of parameters that come after it
+                entry.write(*entry.writes.agreed([write.sender.rank], entry.values))
         return [Delivery(ticket, CollectiveResult())]
 
     def _on_pull(self, entry: KeyEntry, pull: Pull, ticket: Ticket) -> list[Delivery]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hubring.ps.core.optimizer_state import MASTER, STEP
+from hubring.ps.store.consistency import ASP, Consistency
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.zmq.transport import ZmqTransport
 from hubring.workers.communicators.base import Communicator
@@ -30,6 +31,15 @@ BASES: dict[str, tuple[type[HubRanks], dict[str, Any]]] = {
 KINDS: dict[str, type[HubRanks]] = {
     name: type("Two", (base,), {"size": 2, **how}) for name, (base, how) in BASES.items()
 }
+
+
+class AloneRanks(HubRanks):
+    """The only worker of an asynchronous hub."""
+
+    size = 1
+
+    def consistency(self) -> Consistency:
+        return ASP()
 
 
 def model(dtype: torch.dtype) -> nn.Module:
@@ -80,8 +90,8 @@ def test_the_model_is_that_of_a_float32_run_rounded(kind: type[HubRanks], dtype:
         assert not torch.equal(one, start)
 
 
-@pytest.mark.parametrize("name", ["shm", "int8"])
-def test_a_state_that_is_saved_and_loaded_goes_on_exactly(name: str) -> None:
+@pytest.mark.parametrize("kind", [KINDS["shm"], KINDS["int8"], AloneRanks], ids=["shm", "int8", "asp"])
+def test_a_state_that_is_saved_and_loaded_goes_on_exactly(kind: type[HubRanks]) -> None:
     def action(communicator: Communicator) -> None:
         run = Run(communicator, torch.bfloat16)
         run.train(0, 3)
@@ -94,7 +104,7 @@ def test_a_state_that_is_saved_and_loaded_goes_on_exactly(name: str) -> None:
         again = run.train(3, STEPS)
         assert all(torch.equal(one, two) for one, two in zip(expected, again, strict=True))
 
-    KINDS[name].run_once(action)
+    kind.run_once(action)
 
 
 def test_a_master_is_whole_where_only_a_part_of_its_parameter_has_been_stepped() -> None:

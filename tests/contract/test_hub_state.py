@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.collectives import allreduce
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
+from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.optimizers import CASES, torchs
 from tests.support.training.ranks import (
     LIMIT,
@@ -193,20 +194,38 @@ def test_rank_0_brings_its_optimizers_state_and_reads_it_back(name: str, options
     STEPPING["hub"].run_once(action)
 
 
-def test_a_state_of_another_shape_is_refused_before_it_is_sent() -> None:
-    def action(communicator: Communicator) -> str:
-        model = trained(communicator)
-        communicator.attach(model.buckets)
-        shapes = {"a": SHAPES["a"], "b": (7,)}
-        states = {name: {"momentum_buffer": torch.zeros(shape)} for name, shape in shapes.items()}
-        client = model.communicator._client
-        with patch.object(client, "write_state") as sent, pytest.raises(ConfigError) as caught:
-            hub_of(model.communicator).write_state(model.buckets, states)
-        assert not sent.called, "not even what fits"
-        return str(caught.value)
+SHAPED, LACKS = r"exp_avg of bias has shape \[7\], expected \[4\]", "bias lacks exp_avg_sq"
 
-    for text in STEPPING["hub"].run_once(action):
-        assert text.startswith("the optimizer state momentum_buffer of b has shape [7], expected [3]")
+
+@pytest.mark.parametrize(("of", "says"), [("exp_avg", SHAPED), ("exp_avg_sq", LACKS), ("step", "step")])
+def test_a_load_that_fails_changes_nothing(of: str, says: str) -> None:
+    def action(communicator: Communicator) -> None:
+        models = [nn.Linear(8, 4) for _ in range(2)]
+        models[1].load_state_dict(models[0].state_dict())
+        inner = torchs("Adam", list(models[0].parameters()), {})
+        optimizer = DistributedOptimizer(inner, models[0], communicator=communicator)
+        plain = torchs("Adam", list(models[1].parameters()), {})
+
+        def step() -> None:
+            for model, each in zip(models, (optimizer, plain), strict=True):
+                each.zero_grad()
+                model(torch.ones(2, 8)).square().sum().backward()
+                each.step()
+
+        step()
+        wrong = copy.deepcopy(plain.state_dict())
+        wrong["param_groups"][0]["lr"] = 7.0
+        wrong["state"][0]["exp_avg"].fill_(9.0)
+        del wrong["state"][1][of]
+        if of == "exp_avg":
+            wrong["state"][1][of] = torch.zeros(7)
+        with pytest.raises((ConfigError, KeyError), match=says):
+            optimizer.load_state_dict(wrong)
+        step()
+        torch.testing.assert_close(optimizer.state_dict(), plain.state_dict())
+        torch.testing.assert_close(*(model.state_dict() for model in models))
+
+    kind(HubRanks, size=1).run_once(action)
 
 
 @pytest.mark.parametrize("kind", {**STEPPING, **WIRES}.values(), ids=[*STEPPING, *WIRES])

@@ -50,6 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
 
 
 LOST = "\nwith torch.no_grad(): model.weight[0, 1] = float('nan')"
+LIGHTNING = "LightningEnvironment"
 NAN = "\nhubring.report(loss=float('nan'))"
 
 
@@ -61,8 +62,11 @@ def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Run) -> 
 
 
 @pytest.mark.parametrize("harmless", [NAN, LOST])
-def test_neither_a_metric_nor_a_parameter_alone_ends_it(run: Run, harmless: str) -> None:
+def test_neither_a_metric_nor_a_parameter_alone_ends_it_but_a_parameter_is_warned_of(
+    run: Run, harmless: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert run(TRAIN + harmless).code == 0
+    assert ("parameter weight [1, 2] holds nan after step 1" in caplog.text) == (harmless == LOST)
 
 
 def test_a_lack_of_shared_memory_is_told_with_its_size(run: Run) -> None:
@@ -85,18 +89,18 @@ def test_a_script_written_for_ddp_is_told_what_to_use(run: Run) -> None:
 @pytest.mark.parametrize(
     ("given", "flags", "place"),
     [
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, {}, "3 4 0 - -"),
-        ({"LOCAL_WORLD_SIZE": "2"}, {"rank": 3, "world_size": 4, "local_rank": 1}, "3 4 1 2 1"),
-        ({}, {"rank": 3}, "- - - - -"),  # only the server knows the size
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, {}, "3 4 0 - - torch"),
+        ({"LOCAL_WORLD_SIZE": "2"}, {"rank": 3, "world_size": 4, "local_rank": 1}, "3 4 1 2 1 torch"),
+        ({"KERAS_BACKEND": "jax"}, {"rank": 3}, "- - - - - jax"),  # only the server knows the size
     ],
 )
-def test_a_script_finds_its_place_where_torchrun_would_put_it(
+def test_a_script_finds_its_place_where_torchrun_would_put_it_and_keras_its_backend(
     run: Run, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], flags: dict[str, int], place: str
 ) -> None:
     monkeypatch.setattr(os, "environ", {"PATH": os.environ["PATH"], **given})
     outcome = run(
-        "import os, sys\nnames = 'RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'GROUP_RANK'\n"
-        "sys.exit(' '.join(os.environ.get(name, '-') for name in names))",
+        "import os\nnames = 'RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK KERAS_BACKEND'.split()\n"
+        "raise SystemExit(' '.join(os.environ.get(name, '-') for name in names))",
         server="127.0.0.1:1",
         **flags,
     )
@@ -112,11 +116,7 @@ def test_init_accepts_the_place_that_the_flags_gave(run: Run, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("size", "kind", "met"),
-    [
-        ("1", "LightningEnvironment", True),
-        ("2", "LightningEnvironment", False),
-        ("2", "MPIEnvironment", True),
-    ],
+    [("1", LIGHTNING, True), ("2", LIGHTNING, False), ("2", "MPIEnvironment", True)],
 )
 def test_lightning_is_told_at_once_that_its_processes_will_not_meet(
     run: Run, monkeypatch: pytest.MonkeyPatch, size: str, kind: str, met: bool

@@ -20,16 +20,16 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.job.sharding import SLICE_BYTES, runs_within
 from hubring.workers.bench import job
 from hubring.workers.bench.job import BenchJob, ModelShape
-from hubring.workers.bench.row import ROWS, BenchRow
+from hubring.workers.bench.row import NAME_WIDTH, ROWS, BenchRow
 from hubring.workers.bench.team import BenchTeam, BenchTurn, shards_of
 from hubring.workers.peers import machine
 from hubring.workers.peers.nccl_tests import algbw, busbw
 from hubring.workers.peers.processes import RunProcesses, clean_environment
 
 HEAD = (
-    f"{'row':<15}{'n':>3}{'shape':>14}{'size':>11}{'count':>10}{'type':>6}{'redop':>6}{'step':>5}"
+    f"{'row':<{NAME_WIDTH}}{'n':>3}{'shape':>14}{'size':>11}{'count':>10}{'type':>6}{'redop':>6}{'step':>5}"
     f"{'time':>9}{'min':>9}{'spread':>9}{'N':>6}{'algbw':>7}{'busbw':>7}{'#wrong':>8}\n"
-    f"{'':<15}{'':>3}{'':>14}{'(B)':>11}{'(elements)':>10}{'':>6}{'':>6}{'':>5}"
+    f"{'':<{NAME_WIDTH}}{'':>3}{'':>14}{'(B)':>11}{'(elements)':>10}{'':>6}{'':>6}{'':>5}"
     f"{'(ms)':>9}{'(ms)':>9}{'(ms)':>9}{'':>6}{'(GB/s)':>7}{'(GB/s)':>7}{'':>8}"
 )
 
@@ -94,7 +94,7 @@ class BenchEntry:
         return {name: _short(value) for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
-        head = f"{self.row:<15}{self.n:>3}{self.shape:>14}"
+        head = f"{self.row:<{NAME_WIDTH}}{self.n:>3}{self.shape:>14}"
         size = f"{self.bytes:>11}{self.bytes // 4:>10}{'float':>6}{'avg':>6}{self.optimizer:>5}"
         times = "".join(f"{_digits(each):>9}" for each in (self.median_ms, self.min_ms, self.spread_ms))
         bandwidth = f"{self.algbw:>7.2f}{self.busbw:>7.2f}"
@@ -234,9 +234,7 @@ class BenchPlan:
         rows = [row for row in self.rows if takes_part(row, job.find_shape(case.shape))]
         if not rows:
             names = ", ".join(row.name for row in self.rows)
-            raise UsageError(
-                f"--rows {names}: none of these rows supports the shape {case.shape}; remove --rows"
-            )
+            raise UsageError(f"--rows {names}: none of these has the shape {case.shape}; remove --rows")
         return rows
 
     def _team(self, row: BenchRow, case: BenchCase, place: Path, processes: RunProcesses) -> BenchTeam:

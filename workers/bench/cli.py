@@ -18,7 +18,7 @@ import typer
 
 from hubring.ps.config import terminal
 from hubring.ps.config.terminal import option
-from hubring.workers.bench.row import ROWS
+from hubring.workers.bench.row import NAME_WIDTH, ROWS
 from hubring.workers.peers.rows import chosen
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ STANDARD = (
 
 
 def _rows_help() -> str:
-    lines = [f"{row.name:<15} {row.about}" for row in ROWS.values()]
+    lines = [f"{name:<{NAME_WIDTH}} {row.about}" for name, row in ROWS.items()]
     return "\n".join(["\b", "Rows:", *lines])  # \b: click does not wrap the text
 
 
@@ -171,8 +171,6 @@ def cases_of(text: str | None) -> list[BenchCase]:
                 else:
                     cases.append(BenchCase(int(n), shape, optimizer))
             case _:
-                raise UsageError(
-                    f"--cases: {word!r}: expected RANKS:SHAPE:OPTIMIZER, for example 2:resnet50:adam"
-                )
+                raise UsageError(f"--cases: {word!r}: expected RANKS:SHAPE:OPTIMIZER, as 2:resnet50:adam")
     _report_lacks("--cases" if text else "", lacks)
     return cases

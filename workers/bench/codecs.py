@@ -55,10 +55,7 @@ class Cost(NamedTuple):
     decode_min_ms: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.row:<12}{self.ratio:>8.1f}{self.encode_ms:>9.1f}{self.encode_min_ms:>9.1f}"
-            f"{self.decode_ms:>9.1f}{self.decode_min_ms:>9.1f}"
-        )
+        return f"{self.row:<12}{self.ratio:>8.1f}" + "".join(f"{each:>9.1f}" for each in self[2:])
 
 
 HEAD = (
@@ -130,9 +127,7 @@ class Factored:
 
 def main(argv: list[str] | None = None) -> None:
     """Prints the table, and its rows as JSON in the last line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hubring.workers.bench.codecs", description="Time the codecs."
-    )
+    parser = argparse.ArgumentParser(prog="python -m hubring.workers.bench.codecs", description="Time codecs")
     parser.add_argument("--rounds", type=int, default=9, help="timed turns of each codec [default: 9]")
     parser.add_argument("--codecs", nargs="+", default=CODECS, help="codecs, as for --compress")
     options = parser.parse_args(argv)

@@ -28,7 +28,6 @@ class ModelShape(NamedTuple):
     """One model.
 
     Attributes:
-        about: One-line description.
         tensors: Returns every parameter's dimensions, given the size of `flat` in MiB.
         steps: Steps per turn, chosen so that turns of all shapes take about the same time.
         trained: Whether whole training steps are timed, not only the exchange.
@@ -36,7 +35,6 @@ class ModelShape(NamedTuple):
         coded: Whether the wires with compressed rows are compared with and without compression.
     """
 
-    about: str
     tensors: Callable[[int], list[Dims]]
     steps: int = 3
     trained: bool = False
@@ -83,16 +81,14 @@ def flat(megabytes: int) -> list[Dims]:
 
 
 SHAPES = {
-    "flat": ModelShape("one tensor", flat),
-    "coded": ModelShape("the same, gradients compressed on the wire", flat, coded=True),
-    "resnet50": ModelShape("the 161 tensors of ResNet-50", lambda _: resnet50()),
-    "thousand": ModelShape("1,000 tensors of 25,000 elements", lambda _: [(25_000,)] * 1000),
-    "thousand-flat": ModelShape("one tensor of as many bytes", lambda _: [(25_000_000,)]),
-    "lone": ModelShape("one tensor of 4 KB: latency", lambda _: [(1024,)], steps=200),
-    "digits": ModelShape(
-        "end to end: the built-in job", lambda _: digits(), steps=30, trained=True, needs="sklearn"
-    ),
-    "mlp": ModelShape("end to end: a perceptron of 25 million parameters", lambda _: mlp(), trained=True),
+    "flat": ModelShape(flat),
+    "coded": ModelShape(flat, coded=True),
+    "resnet50": ModelShape(lambda _: resnet50()),
+    "thousand": ModelShape(lambda _: [(25_000,)] * 1000),
+    "thousand-flat": ModelShape(lambda _: [(25_000_000,)]),
+    "lone": ModelShape(lambda _: [(1024,)], steps=200),
+    "digits": ModelShape(lambda _: digits(), steps=30, trained=True, needs="sklearn"),
+    "mlp": ModelShape(lambda _: mlp(), trained=True),
 }
 
 

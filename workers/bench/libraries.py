@@ -170,10 +170,8 @@ class HubringMember(RowMember):
             torch.zeros(dims, dtype=self.dtype, device=job.device) for dims in job.tensors
         )
         local = optimizer_of(job.optimizer, self._net.parameters())
-        bucket_bytes = None if hubring.topology() == "hub" else job.bucket_bytes
-        self._optimizer = hubring.DistributedOptimizer(
-            local, self._net, overlap=False, bucket_bytes=bucket_bytes
-        )
+        most = None if hubring.topology() == "hub" else job.bucket_bytes
+        self._optimizer = hubring.DistributedOptimizer(local, self._net, overlap=False, bucket_bytes=most)
         for parameter in self._net.parameters():
             parameter.grad = torch.zeros_like(parameter)
         self._optimizer.zero_grad(set_to_none=False)  # moves the gradients to where they are exchanged

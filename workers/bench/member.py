@@ -149,9 +149,7 @@ class ExpectedParameters:
 
     def advance(self) -> None:
         """Takes the step."""
-        self._expected.grad = (
-            sum((self._period(rank) for rank in range(self._size)), torch.zeros(())) / self._size
-        )
+        self._expected.grad = sum(map(self._period, range(self._size)), torch.zeros(())) / self._size
         self._optimizer.step()
         self._step += 1
 
@@ -263,9 +261,8 @@ class FlatRowMember(RowMember):
         numel = (bucket_bytes or job.bucket_bytes) // 4
         self._model = FlatModel(job.tensors)
         values, gradients = (torch.split(flat, numel) for flat in (self._model.values, self._model.gradients))
-        self._buckets = [
-            FlatBucket(job.optimizer, *pair, size=job.size) for pair in zip(values, gradients, strict=True)
-        ]
+        pairs = zip(values, gradients, strict=True)
+        self._buckets = [FlatBucket(job.optimizer, *pair, size=job.size) for pair in pairs]
 
     def gradients(self, rank: int) -> Sequence[Tensor]:
         return self._model.gradient_parts

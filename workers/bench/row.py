@@ -91,10 +91,10 @@ def _hub(name: str, transport: str, about: str, *server: str, **more: Any) -> Be
     return _ring(name, about, *server, transport=transport, **more)
 
 
-def _bfloat16(row: BenchRow) -> BenchRow:
-    """Returns the row for a bfloat16 model."""
+def _also_bfloat16(row: BenchRow) -> tuple[BenchRow, BenchRow]:
+    """Returns the row, and the same for a bfloat16 model."""
     name, about = f"{row.name}-bfloat16", f"{row.name}, a bfloat16 model"
-    return replace(row, name=name, about=about, side="libraries:Bfloat16Member", training="")
+    return row, replace(row, name=name, about=about, side="libraries:Bfloat16Member", training="")
 
 
 def _bound(name: str, side: str, members: int, about: str, *beside: str, training: str = "") -> BenchRow:
@@ -111,7 +111,7 @@ _MEMORY_SHARDS = 2
 _STANDBY = ("--standby", "1")
 _ENCRYPTED = ("--host", "0.0.0.0")  # noqa: S104
 """A server that only this host can reach does not encrypt ZeroMQ's payloads."""
-_DDP = "libraries:DdpMember"
+_DDP, _DDP_HUB = "libraries:DdpMember", ("libraries:DdpHubMember", "train:DdpHubTraining")
 _RAW_SERVER = "hubring.workers.bench.raw"
 
 ROWS = {
@@ -119,28 +119,19 @@ ROWS = {
     for row in (
         _peer("gloo+sgd", "libraries:GlooMember", "Gloo allreduce in buckets, then torch's fused optimizer"),
         _peer("ddp-gloo", _DDP, "torch's DistributedDataParallel on Gloo", "ddp", "train:DdpTraining"),
-        replace(
-            _peer("ddp-hub", "libraries:DdpHubMember", "the same on the backend hubring", "ddp"),
-            kind="ours",
-            training="train:DdpHubTraining",
-        ),
-        _peer(
-            "mpi", "libraries:MpiMember", "Open MPI allreduce in buckets, then torch's fused optimizer", "mpi"
-        ),
+        BenchRow("ddp-hub", "the same on the backend hubring", "ours", *_DDP_HUB, PEERS["ddp"]),
+        _peer("mpi", "libraries:MpiMember", "Open MPI in buckets, then torch's fused optimizer", "mpi"),
         _peer("rpc", "libraries:RpcMember", "a parameter server on torch.distributed.rpc", "rpc"),
-        _hub("hub-shm", "shm", "hub, shared memory", shards=_MEMORY_SHARDS),
-        _bfloat16(_hub("hub-shm", "shm", "", shards=_MEMORY_SHARDS)),
+        *_also_bfloat16(_hub("hub-shm", "shm", "hub, shared memory", shards=_MEMORY_SHARDS)),
         _hub("hub-colo", "shm", "hub-shm, each worker runs a shard", colocated=True),
-        _hub("hub-zmq", "zmq", "hub, ZeroMQ over unix sockets"),
-        _bfloat16(_hub("hub-zmq", "zmq", "")),
+        *_also_bfloat16(_hub("hub-zmq", "zmq", "hub, ZeroMQ over unix sockets")),
         _hub("hub-zmq-tcp", "zmq-tcp", "hub, ZeroMQ over loopback"),
         _hub("hub-zmq-aes", "zmq-tcp", "the same, encrypted as between hosts", *_ENCRYPTED),
         _hub("hub-zmq-bf16", "zmq", "hub-zmq, 2 bytes per element", codec="bf16"),
         _hub("hub-zmq-int8", "zmq", "hub-zmq, 1 byte per element", codec="int8"),
         _hub("hub-shm-standby", "shm", "hub-shm with standbys", *_STANDBY, shards=2),
         _hub("hub-zmq-standby", "zmq", "hub-zmq with a standby", *_STANDBY),
-        _hub("hub-grpc", "grpc", "hub, gRPC over unix sockets"),
-        _bfloat16(_hub("hub-grpc", "grpc", "")),
+        *_also_bfloat16(_hub("hub-grpc", "grpc", "hub, gRPC over unix sockets")),
         _hub("hub-grpc-tcp", "grpc-tcp", "hub, gRPC over loopback"),
         _ring("ring", "Hubring's ring, shared memory"),
         _ring("ring-bf16", "the same, 2 bytes per element", codec="bf16"),
@@ -151,9 +142,7 @@ ROWS = {
         _bound("bound-copy", "raw:BoundCopy", 1, "bound-memory with a copy for each worker"),
         _bound("raw-tcp", "raw:Raw", 0, "plain sockets that do a hub's work", _RAW_SERVER),
         _bound("raw-tcp-aes", "raw:RawAes", 0, "the same, encrypted like hub-zmq-aes", _RAW_SERVER, "aes"),
-        _bound(
-            "train-alone", "", 0, "each rank computes without an exchange", training="train:AloneTraining"
-        ),
+        _bound("train-alone", "", 0, "each rank computes, no exchange", training="train:AloneTraining"),
         _on_gpu(_peer("ddp-nccl", _DDP, "DistributedDataParallel on NCCL, on GPUs", "ddp")),
         _on_gpu(_hub("hub-cuda", "shm", "hub and workers on one GPU", "--device", "cuda")),
         _on_gpu(_hub("hub-shm-gpu", "shm", "hub-shm, workers on GPUs", shards=_MEMORY_SHARDS)),
@@ -161,3 +150,4 @@ ROWS = {
         _on_gpu(_bound("bound-cuda", "raw:BoundCuda", 1, "mean and step of all gradients on one GPU")),
     )
 }
+NAME_WIDTH = max(map(len, ROWS))

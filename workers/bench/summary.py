@@ -147,12 +147,9 @@ NOTE = (
 )
 ON_GPU = tuple(row.name for row in ROWS.values() if row.device == "cuda")
 GPU_BOUND = "bound-cuda"
-LIMITS = {
-    **dict.fromkeys(OVER_WIRE, (WIRE_BOUND,)),
-    **dict.fromkeys(ON_GPU, (GPU_BOUND,)),
-    AES_ROW: (AES_BOUND,),
-}
+LIMITS = {**dict.fromkeys(OVER_WIRE, (WIRE_BOUND,)), **dict.fromkeys(ON_GPU, (GPU_BOUND,))}
 """The limits of the rows that `BOUNDS` do not limit."""
+LIMITS[AES_ROW] = (AES_BOUND,)
 GPU_NOTE = f"For the rows on a GPU ({', '.join(f'`{row}`' for row in ON_GPU)}) the limit is `{GPU_BOUND}`."
 
 
@@ -177,9 +174,8 @@ def render(entries: Sequence[BenchEntry]) -> str:
     notes = [NOTE, GPU_NOTE] if any(each.row in ON_GPU for each in entries) else [NOTE]
     tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
     wanted = ratio_table(entries)
-    return "\n\n".join(
-        [_setting(entries), *notes, *tables, *(["Targets and measured ratios:", wanted] if wanted else [])]
-    )
+    ratios = ["Targets and measured ratios:", wanted] if wanted else []
+    return "\n\n".join([_setting(entries), *notes, *tables, *ratios])
 
 
 def put_into(readme: Path, text: str) -> None:

@@ -236,7 +236,8 @@ class BenchTeam:
         """Returns the module and arguments of a server that is not a hub; empty without one."""
         if self.row.peer is not None and self.row.peer.served:
             return self.row.peer.serve(self._job.size, self._job.meet)
-        return [*self.row.beside[:1], self._job.encode(), *self.row.beside[1:]] if self.row.beside else []
+        module, *arguments = self.row.beside or ("",)
+        return [module, self._job.encode(), *arguments] if module else []
 
     def _fork(self, name: str, module: str, *arguments: str) -> RunProcess:
         place = self._processes.directory, self._processes.environment

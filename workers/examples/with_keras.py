@@ -1,9 +1,5 @@
 """A script of Horovod for Keras, on Keras 3: `ps-run -np 2 with_keras.py`."""
 
-import os
-
-os.environ["KERAS_BACKEND"] = "torch"
-
 import keras
 from sklearn.datasets import load_digits
 

@@ -1,6 +1,7 @@
 """The launchers that start workers, and the numbers that each puts into environment variables.
 
-Hubring's own launchers set HUBRING_LAUNCHER, `ps-worker` or `ps-run`, and the variables of torchrun.
+Hubring's own launchers set HUBRING_LAUNCHER, `ps-worker`, `ps-run` or `hubring.launch`, and the variables of
+torchrun.
 HOROVOD_* variables count only under `ps-run`, and must agree with RANK and the others. RANK and the like
 without a launcher's variable are set by hand, or by an operator such as Kubeflow's. torchrun sets
 TORCHELASTIC_RUN_ID.
@@ -128,14 +129,16 @@ def place_variables(rank: int, size: int, local_rank: int, local_size: int, node
 def meeting_variables(environment: Environment) -> Iterator[dict[str, str]]:
     """Yields where the ranks of one host meet for a `torch.distributed` group of the script.
 
-    Only what the environment does not give. Until the end of the block the port is taken by a socket that
-    does not listen, so that no other program gets it, and rank 0 can listen there (SO_REUSEADDR).
+    Only what the environment does not give; that of a worker, which starts another job, gives nothing. Until
+    the end of the block the port is taken by a socket that does not listen, so that no other program gets it,
+    and rank 0 can listen there (SO_REUSEADDR).
     """
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("", 0))
         here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.getsockname()[1])}
-        yield {name: text for name, text in here.items() if name not in environment}
+        given = {} if LAUNCHER_VARIABLE in environment else environment
+        yield {name: text for name, text in here.items() if name not in given}
 
 
 rank_variables = _reads(RANK_VARIABLES)
@@ -202,10 +205,8 @@ def of_slurm(environment: Environment) -> bool:
     return namespace.startswith("slurm.") or (not namespace and "SLURM_STEP_ID" in environment)
 
 
-def _by_hydra(environment: Environment) -> bool:
-    return "PMI_RANK" in environment and (
-        "MPI_LOCALRANKID" in environment or "SLURM_STEP_ID" not in environment
-    )
+def _by_hydra(given: Environment) -> bool:
+    return "PMI_RANK" in given and ("MPI_LOCALRANKID" in given or "SLURM_STEP_ID" not in given)
 
 
 OPEN_MPI = LauncherFamily(

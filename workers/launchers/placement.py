@@ -45,8 +45,8 @@ class Placement:
         node_rank: Index of this host among all hosts.
         nodes: Number of hosts; None if unknown.
         restart: How often the launcher has restarted this job.
-        launcher: A family's name, `ps-worker` or `ps-run`, `environment` for RANK variables without a known
-            launcher, or `shell`.
+        launcher: A family's name, `ps-worker`, `ps-run` or `hubring.launch`, `environment` for RANK variables
+            without a known launcher, or `shell`.
         readings: The numbers that were read.
     """
 

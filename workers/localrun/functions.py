@@ -27,7 +27,11 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.job.outcome import LeaveReason
 from hubring.ps.process.child import Child, Children
 from hubring.ps.process.launch import PARENT_VARIABLE, end_with_parent, module_command
-from hubring.workers.launchers.known_launchers import meeting_variables, place_variables
+from hubring.workers.launchers.known_launchers import (
+    LAUNCHER_VARIABLE,
+    meeting_variables,
+    place_variables,
+)
 from hubring.workers.localrun.server import LocalServer
 from hubring.workers.localrun.settings import LocalJobSettings, settle
 from hubring.workers.localrun.team import OUTPUTS, folder_of
@@ -112,14 +116,15 @@ def call(
     inherited = {**environment(), PARENT_VARIABLE: str(os.getpid())}
     flags = flag_words(settings.server)
     with (
-        meeting_variables(inherited) as meeting,
+        meeting_variables({}) as meeting,  # not that of a job in which this process is a worker
         LocalServer(size, flags, inherited, verbose=verbose, timeout=timeout) as server,
     ):
         job = {**settings.worker_variables, "PS_SERVER": server.address, "PS_WORLD_SIZE": str(size)}
         with Children[_Caller]() as callers:
             for rank in range(size):
                 caller = callers.add(_Caller(rank, program, folder_of(outputs, rank, size)))
-                place = {"PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)}
+                own = str(rank)
+                place = {"PS_RANK": own, "PS_LOCAL_RANK": own, LAUNCHER_VARIABLE: "hubring.launch"}
                 place |= meeting | place_variables(rank, size, rank, size, 0)
                 caller.ask({**job, **place, **variables(rank)}, task)
             answers = _collect(callers.started)

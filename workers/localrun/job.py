@@ -20,6 +20,7 @@ from hubring.ps.core.errors import Preempted, UsageError
 from hubring.ps.process.child import Child, passing_on
 from hubring.ps.process.launch import PARENT_VARIABLE, STOP_SIGNALS, module_command
 from hubring.workers.launchers.known_launchers import (
+    HOROVOD_VARIABLES,
     LAUNCHER_VARIABLE,
     PROGRESS_VARIABLE,
     meeting_variables,
@@ -59,9 +60,7 @@ class LocalJob:
             "-np", "-n", "--num-proc", min=1, help="number of workers [default: the hosts' slots, or 1]"
         ),
     ] = None
-    hosts: Annotated[
-        str | None, _cluster("-H", "--hosts", help="where to start workers: localhost:SLOTS")
-    ] = None
+    hosts: Annotated[str | None, _cluster("-H", "--hosts", help="hosts of workers: localhost:SLOTS")] = None
     hostfile: Annotated[
         Path | None, _cluster("-hostfile", "--hostfile", help="file with lines such as: localhost slots=4")
     ] = None
@@ -115,9 +114,8 @@ class LocalJob:
         Raises:
             UsageError: The hosts have too few slots, or are other machines.
         """
-        room = command_line.host_slots(
-            self.hosts, self.hostfile, self.host_discovery_script, self.slots_per_host or 1
-        )
+        given = self.hosts, self.hostfile, self.host_discovery_script
+        room = command_line.host_slots(*given, self.slots_per_host or 1)
         if room is not None and self.num_proc is not None and self.num_proc > room:
             raise UsageError(
                 f"-np {self.num_proc}: the hosts have only {room} slot(s); add slots, or reduce -np"
@@ -221,12 +219,9 @@ class LocalJob:
 
     def _place(self, rank: int, size: int, command: ScriptCommand) -> dict[str, str]:
         """Returns all environment variables of a worker."""
-        variables = {
-            **_variables(),
-            **place_variables(rank, size, rank, size, 0),
-            LAUNCHER_VARIABLE: "ps-run",
-        }
-        variables["PYTHONUNBUFFERED"] = "1"  # otherwise the last lines before a crash are lost
+        variables = {**_variables(), **place_variables(rank, size, rank, size, 0)}
+        # Otherwise the last lines before a crash are lost.
+        variables |= {LAUNCHER_VARIABLE: "ps-run", "PYTHONUNBUFFERED": "1"}
         if command.safe_path:
             variables["PYTHONSAFEPATH"] = "1"
         if self.timeline_filename:
@@ -239,8 +234,12 @@ class LocalJob:
 
 
 def _variables() -> dict[str, str]:
-    """Returns the environment variables of the server and the workers, which `ps-run` restarts itself."""
-    inherited = {name: text for name, text in environment().items() if name != RESTARTS_VARIABLE}
+    """Returns the environment variables of the server and the workers, which `ps-run` restarts itself.
+
+    Without the place of a worker that has started `ps-run`.
+    """
+    own = {RESTARTS_VARIABLE, *HOROVOD_VARIABLES.values()}
+    inherited = {name: text for name, text in environment().items() if name not in own}
     return {**inherited, PARENT_VARIABLE: str(os.getpid())}
 
 

@@ -200,7 +200,7 @@ class Checkpoints:
         try:
             if self._lock is None:  # this worker has become rank 0 of a ring
                 self._lock = lock_directory(self._directory)
-            training_record.check_finite((trained.named_parameters for trained in self._trained), 0, step)
+            training_record.check_finite(self._trained, 0, step)
             folder = checkpoint_folder.begin(self._directory)
             for rank, content in owns:
                 (folder / _own_file(rank)).write_bytes(content)

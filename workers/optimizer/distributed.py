@@ -254,9 +254,7 @@ class DistributedOptimizer(OptimizerWrapper):
             HubringError: See `step`.
         """
         if self._uneven_inputs is None:
-            raise ConfigError(
-                "join() needs uneven=True: call DistributedOptimizer(..., uneven=True) on all ranks"
-            )
+            raise ConfigError("join() needs DistributedOptimizer(..., uneven=True) on all ranks")
         while True:
             self.zero_grad()
             reducer = self._trained.reducer

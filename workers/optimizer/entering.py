@@ -173,7 +173,5 @@ def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def _tensors(saved: Saved) -> list[Tensor]:
     """Returns all tensors in an order that members and newcomers share."""
-    state = [
-        value for values in saved.state.values() for value in values.values() if isinstance(value, Tensor)
-    ]
+    state = [one for each in saved.state.values() for one in each.values() if isinstance(one, Tensor)]
     return [*saved.tensors.values(), *state]

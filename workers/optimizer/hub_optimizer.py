@@ -14,7 +14,7 @@ before the step. The optimizer then finds no gradients, so it changes nothing: t
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -28,6 +28,7 @@ from xxhash import xxh3_64
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.optimizer_state import MASTER, STEP
 from hubring.ps.core.torch_internals import has_step_hooks, run_first_after_step, version
+from hubring.ps.optim.hyperparameters import STATE
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.base import ParameterState, SteppingHub
 from hubring.workers.optimizer.wrapping import OptimizerWrapper
@@ -113,7 +114,7 @@ class HubOptimizerState:
         """
         earlier, self._reach = self._reach, reach
         if earlier is None:
-            loaded = list[dict[str, Any]]()
+            loaded = deque[dict[str, Any]](maxlen=1)  # of a load that fails one is left
             self._loads = [
                 self._optimizer.register_load_state_dict_pre_hook(lambda _, saved: loaded.append(saved)),
                 self._optimizer.register_load_state_dict_post_hook(lambda _: self._load(loaded.pop())),
@@ -142,18 +143,21 @@ class HubOptimizerState:
         """Returns the state that the optimizer has of these parameters, by name, and takes it away.
 
         What only the hub has does not count.
+
+        Raises:
+            ConfigError: A state lacks a tensor that the hub's optimizer needs.
         """
         states: dict[str, ParameterState] = {}
         whole = self._optimizer.state
         for bucket in buckets:
             for name, parameter in bucket.named_parameters:
-                state = dict.pop(
-                    whole, parameter, {}
-                )  # without what the hub has, if the script has not looked
+                # Without what the hub has, if the script has not looked.
+                state = dict.pop(whole, parameter, {})
                 own = {key: value for key, value in state.items() if isinstance(value, Tensor)}
                 self._extra[parameter] = {key: value for key, value in state.items() if key not in own}
                 if own:
                     states[name] = own
+                    _check_complete(name, own, bucket.spec.optimizer)
         return states
 
     def show(self, buckets: Sequence[Bucket]) -> None:
@@ -232,6 +236,15 @@ class HubOptimizerState:
         every = chain.from_iterable(map(dict.values, found.values()))
         self._handed += [(weakref.ref(one), 0) for one in every if isinstance(one, Tensor)]
         return found
+
+
+def _check_complete(name: str, state: Mapping[str, Tensor], optimizer: str) -> None:
+    """Checks a state before any is sent: a shard would refuse some slices and take others."""
+    if lacks := [one for one in STATE.get(optimizer, ()) if one not in state]:
+        raise ConfigError(
+            f"the optimizer state of {name} lacks {', '.join(lacks)}, which {optimizer} needs; load a state"
+            " of the same optimizer"
+        )
 
 
 def _digest(states: Mapping[Any, Mapping[str, Any]]) -> int:

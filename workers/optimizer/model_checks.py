@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -20,6 +21,7 @@ from torch.nn.modules.module import (
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.torch_internals import fused_sgd
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.groups import parameters_of
 
@@ -127,6 +129,26 @@ def _check_batch_norm(model: torch.nn.Module) -> None:
                 f"{name or 'the model'} is a torch.nn.SyncBatchNorm, which would not synchronize: it needs"
                 " torch.distributed. Use hubring.horovod.SyncBatchNorm, which uses Hubring's collectives, or"
                 " torch.nn.BatchNorm"
+            )
+
+
+def check_fused(optimizer: Optimizer) -> None:
+    """Checks that torch's fused kernel steps all parameters of an optimizer: pytorch#191763.
+
+    Raises:
+        ConfigError: It leaves those of half precision as they are.
+    """
+    groups = optimizer.param_groups if type(optimizer) is torch.optim.SGD else ()
+    fused = (one for group in groups if group["fused"] for one in group["params"])
+    for dtype in {one.dtype for one in fused if one.dtype.itemsize < 4 and one.device.type == "cpu"}:
+        tried = torch.zeros(64, dtype=dtype, device="cpu")
+        how: dict[str, Any] = {"lr": 1.0, **dict.fromkeys(("weight_decay", "momentum", "dampening"), 0.0)}
+        how |= {"nesterov": False, "maximize": False, "is_first_step": True}
+        fused_sgd([tried], [torch.ones_like(tried)], [], **how)
+        if not bool(tried.all()):
+            raise ConfigError(
+                f"SGD(fused=True) of torch {torch.__version__} does not step parameters of {dtype} on the CPU"
+                " (pytorch#191763): use fused=False, or let a hub step (without --aggregate)"
             )
 
 

@@ -23,6 +23,7 @@ from hubring.workers.buckets.bucketing import NamedParameters, make_buckets
 from hubring.workers.buckets.value_memory import nothing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.hub_optimizer import HubOptimizerState
+from hubring.workers.optimizer.model_checks import check_fused
 from hubring.workers.reducer.groups import parameters_of
 from hubring.workers.reducer.reducer import Reducer, ReducerOptions, ReducerRegistry, unite
 
@@ -70,6 +71,8 @@ class TrainedParameters:
         self._named = None if named is None else list(named)
         self._options = options
         self._on_server = communicator.steps_on == "server"
+        if not self._on_server:
+            check_fused(optimizer)
         self._registry = ReducerRegistry.of(communicator)
         self._reducer: Reducer | None = None
         if options.cross_barrier:
@@ -109,9 +112,8 @@ class TrainedParameters:
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Returns all exchanged parameters by name."""
-        return {
-            name: one for bucket in (*self.buckets, *self._coming) for name, one in bucket.named_parameters
-        }
+        every = (*self.buckets, *self._coming)
+        return {name: one for bucket in every for name, one in bucket.named_parameters}
 
     def rest(self) -> list[tuple[str, torch.Tensor]]:
         """Returns the model's buffers and frozen parameters, which are not exchanged.

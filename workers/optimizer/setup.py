@@ -75,8 +75,9 @@ def _checkpoints(here: Worker, communicator: Communicator) -> Checkpoints | None
         unsaved = communicator.steps_on == "worker" and communicator.rank == 0
         if unsaved and here.session is not None and here.session.saves:
             log.warning(
-                "the server's --checkpoint-dir has no effect, because the workers step: pass --checkpoint-dir"
-                " to ps-worker too, or --aggregate to ps-server submit, which then does so"
+                "the server's --checkpoint-dir has no effect, because the workers step, so training starts at"
+                " step 0: pass --checkpoint-dir to ps-worker too, or --aggregate to ps-server submit, which"
+                " then does so"
             )
         return None
     if communicator.steps_on == "server":

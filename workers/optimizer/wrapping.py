@@ -56,9 +56,7 @@ class OptimizerWrapper(Optimizer):
         if not isinstance(optimizer, Optimizer) or _framework(optimizer):
             raise ConfigError(f"{_kind(optimizer)}, not a torch.optim.Optimizer: {_instead(optimizer)}")
         if isinstance(optimizer, OptimizerWrapper):
-            raise ConfigError(
-                f"the optimizer is already a {type(optimizer).__name__}: wrap the torch optimizer once"
-            )
+            raise ConfigError(f"the optimizer is already a {type(optimizer).__name__}: wrap torch's own once")
         self.wrapped, self.model = optimizer, model
         self._steps_wrapped = False
         _newest[optimizer] = ref(self)
@@ -99,8 +97,13 @@ class OptimizerWrapper(Optimizer):
         return self.wrapped.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads into the wrapped optimizer."""
-        self.wrapped.load_state_dict(state_dict)
+        """Loads into the wrapped optimizer. What raises an error changes nothing, unlike in torch."""
+        before = self.param_groups, self.state
+        try:
+            self.wrapped.load_state_dict(state_dict)
+        except BaseException:
+            self.param_groups, self.state = before
+            raise
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Always raises: ranks, hooks and connections cannot be copied.

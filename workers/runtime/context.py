@@ -31,7 +31,7 @@ from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.runtime import slowdown, topology
 from hubring.workers.runtime.conditions import ConditionWatch
 from hubring.workers.runtime.metric_export import in_any_folder, require_writer
-from hubring.workers.runtime.training_record import FlightRecorder, Record
+from hubring.workers.runtime.training_record import FlightRecorder, Record, look_for_nan
 from hubring.workers.runtime.worker import Worker, save_parameters
 
 log = logging.getLogger(__name__)
@@ -206,6 +206,8 @@ def shutdown(reason: LeaveReason = LeaveReason.FINISHED, text: str = "") -> None
             worker.synchronize()
             if worker.saves is not None:
                 worker.saves.save()
+            else:
+                look_for_nan(worker.trainers, worker.communicator, worker.completed_steps)
             if worker.communicator.rank == 0 and worker.config.save_parameters:
                 save_parameters(worker.config.save_parameters, worker.trainers)
     except BaseException as error:
@@ -318,6 +320,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
         min_workers=config.min_workers or 0,
     )
     origin.role = f"w{session.sender.rank}"
+    topology.note_shared_gpu(device, placement, session.neighbours)
     try:
         communicator = topology.connect(config, session, device)
     except BaseException as error:

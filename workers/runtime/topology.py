@@ -83,6 +83,27 @@ def choose_device(
     return DeviceChoice(f"cuda:{local_rank}", f"local rank {local_rank} of {count} GPU(s){seen}")
 
 
+_ONE_ENVIRONMENT = ("ps-run", "hubring.launch", "torchrun")
+"""Launchers that show all workers of a host the same GPUs."""
+
+
+def note_shared_gpu(device: torch.device, placement: Placement, workers: int) -> None:
+    """Logs that the workers of this host, as the server counts them, may all have taken one GPU.
+
+    A warning, unless CUDA_VISIBLE_DEVICES shows only one: a hub on that GPU wants it so.
+    """
+    if device.type == "cpu" or workers < 2:
+        return
+    visible = environment().get(_VISIBLE)
+    placed = any(reading.field == "local_rank" for reading in placement.readings)
+    if visible is not None and visible_gpus() == 1:
+        if placement.launcher in _ONE_ENVIRONMENT:
+            log.info("the %d workers of this host share the GPU of %s=%s", workers, _VISIBLE, visible)
+    elif not placed:
+        why = "the %d workers of this host may all be on %s: pass --local-rank 0, 1 and so on to them"
+        log.warning(why, workers, device)
+
+
 def visible_gpus() -> int:
     """Returns the number of CUDA devices that torch finds."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -143,8 +164,9 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         session.shards, config.transport, locate=session.locations.locate
     )
     shards = len(session.shards)
-    place = session.sender.rank, session.size, session.mode, shards, transport.name
-    log.info("rank %d of %d, hub in mode %s, %d shard(s) over %s", *place)
+    how = "hub that averages" if config.aggregate else f"hub in mode {session.mode}"
+    place = session.sender.rank, session.size, how, shards, transport.name
+    log.info("rank %d of %d, %s, %d shard(s) over %s", *place)
     # A worker can be ahead of others only in lockstep, and that slows the others only on a network link.
     client = KVClient(session.sender, shards, dial, bounded=session.lockstep and wired)
     session.locations.on_move = client.reconnect

@@ -6,13 +6,15 @@ waits in, and on which line of its script. So an exchange costs nothing more for
 
 No later step makes a parameter finite that is NaN or infinite. A hub refuses gradients that are not
 finite. Where workers step, such a gradient can be normal: a GradScaler skips the step. There, parameters
-are checked when a reported metric is not finite and before they are saved. A step itself does no check.
+are checked when a reported metric is not finite and before they are saved; and after 1, 2, 4, 8... steps and
+at the end, for a warning only, as torch too would go on.
 """
 
 from __future__ import annotations
 
 import json
 import linecache
+import logging
 import sys
 import threading
 import time
@@ -32,6 +34,8 @@ from hubring.ps.core.trace import Trace
 from hubring.ps.core.work import Work
 from hubring.ps.optim.sums import all_finite
 from hubring.workers.communicators.base import Communicator
+
+log = logging.getLogger(__name__)
 
 _EXPECTED = {"total_steps", "progress"}
 """Metrics that tell how much there is to do. Alone they are no measurement, so they make no line of the"
@@ -106,9 +110,7 @@ def _scalar(name: str, value: Any) -> Any:
             raise UsageError(f"report({name}=...): {cause}; report one number") from cause
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise UsageError(
-        f"report({name}=...) got a {type(value).__name__}; report a number, a string or a boolean"
-    )
+    raise UsageError(f"report({name}=...) got a {type(value).__name__}; report a number, a string or a bool")
 
 
 class FlightRecorder:
@@ -185,19 +187,19 @@ def own_parameters(trainer: Any) -> Mapping[str, Tensor]:
     return parameters
 
 
-def check_finite(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: int) -> None:
-    """Checks that all parameters are finite.
+def check_finite(trainers: Iterable[Any], rank: int, step: int) -> None:
+    """Checks that all parameters are finite; where they are divided, this rank's parts.
 
     Args:
-        parameters: The parameters of each optimizer, by name.
+        trainers: The optimizers.
         rank: This worker's rank, for the error message.
         step: Completed steps, for the error message.
 
     Raises:
         NonFinite: A parameter is not finite. The error names the first one.
     """
-    for named in parameters:
-        for name, parameter in named.items():
+    for trainer in trainers:
+        for name, parameter in own_parameters(trainer).items():
             values = parameter.detach()
             if not all_finite(values):
                 worst = values[~values.isfinite()][0].item()
@@ -205,6 +207,15 @@ def check_finite(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: in
                     f"rank {rank}'s parameter {name} {list(parameter.shape)} holds {worst} after step {step};"
                     f" {NonFinite.fix}"
                 )
+
+
+def look_for_nan(trainers: Iterable[Any], communicator: Communicator, step: int) -> None:
+    """Warns on rank 0 if a parameter is NaN or infinite where workers step; a hub that steps refuses that."""
+    if communicator.steps_on == "worker" and communicator.rank == 0:
+        try:
+            check_finite(trainers, 0, step)
+        except NonFinite as found:
+            log.warning("%s", found)
 
 
 LONG_SECONDS = 5.0

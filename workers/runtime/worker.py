@@ -212,6 +212,8 @@ class Worker:
             self._handle_ring_stop(step)
         elif self.stop_code is not None:
             self._handle_stop()
+        if step.bit_count() == 1:
+            training_record.look_for_nan(self.trainers, self.communicator, step)
         if self.saves is not None and step >= self.saves.due_at:
             self.saves.save_in_passing()
         members = self.communicator.members
@@ -283,11 +285,7 @@ class Worker:
         self.nonfinite_reports = self.nonfinite_reports + 1 if nonfinite else 0
         # A metric may stay NaN while training is healthy. So check after 1, 2, 4, 8... such reports.
         if self.nonfinite_reports.bit_count() == 1:
-            training_record.check_finite(
-                map(training_record.own_parameters, self.trainers),
-                self.communicator.rank,
-                self.completed_steps,
-            )
+            training_record.check_finite(self.trainers, self.communicator.rank, self.completed_steps)
         loss = self.record.latest.get("loss")
         if self.session is not None and isinstance(loss, (int, float)):
             self.session.loss = float(loss)

@@ -130,7 +130,7 @@ class Seat:
         self.sender = Sender(rank, rank + 1)
         self.size = hub.size
         self.late = late
-        self.lockstep = True
+        self.lockstep = hub.consistency().lockstep
         self.mode = "bsp"
         self.saves = False
         self.shards = [ShardAddress("here", hub.addresses) for _ in hub.loops]

@@ -84,6 +84,7 @@ def test_the_first_lines_say_who_won_by_how_much_and_whether_to_trust_it(
     first, second = lines(made[name], capsys)
     assert first.startswith(answer)
     assert second.startswith(trust)
+    assert ("Next: fix the row" in second) == (code == 1)
     assert cli._exit_code(made[name]) == code
 
 

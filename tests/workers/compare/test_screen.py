@@ -24,6 +24,9 @@ def heads(findings: Findings) -> list[str]:
 def test_columns_are_called_as_the_job_calls_things() -> None:
     assert heads(read(full()))[1:6] == ["images/s", "step ms", "s to 0.93", "final loss", "test accuracy"]
     assert heads(read(minimal()))[1:4] == ["tokens/s", "step ms", "s to target"]
+    of_loss = minimal()
+    of_loss["job"] |= {"metric": "loss", "title": "loss"}
+    assert [head for head in heads(read(of_loss)) if "loss" in head] == ["loss"]
 
 
 def test_a_withheld_row_shows_no_speed() -> None:

@@ -99,6 +99,26 @@ def test_a_function_that_does_not_join_returns_too() -> None:
     assert hubring.launch(lambda value: value + 1, 4, nproc=2) == [5, 5]
 
 
+OUTER = {"HUBRING_LAUNCHER": "ps-run", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "HOROVOD_RANK": "1"}
+OUTER |= {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "MASTER_ADDR": "no.host",
+    "MASTER_PORT": "1",
+}
+
+
+def test_a_worker_launches_a_job_with_places_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place() -> tuple[int, int, int]:
+        hubring.init()
+        torch.distributed.init_process_group("gloo")
+        return hubring.rank(), hubring.size(), torch.distributed.get_rank()
+
+    for name, text in OUTER.items():
+        monkeypatch.setenv(name, text)
+    assert hubring.launch(place) == [(0, 2, 0), (1, 2, 1)]
+
+
 def test_settings_are_checked_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="did you mean topology"):
         hubring.launch(print, topolgy="ring")

@@ -6,9 +6,11 @@ import logging
 from contextlib import closing, nullcontext
 
 import pytest
+import torch
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.local import LocalCommunicator
 from tests.support.training.ranks import StagedRanks
 from tests.support.training.training_scripts import (
     STEPS,
@@ -47,6 +49,18 @@ def test_a_script_that_changes_gradients_has_them_exchanged_in_step(
         assert pushes_during_backward(step, single_server()) == [0] * STEPS
     (line,) = [record.message for record in caplog.records if "exchanged in step()" in record.message]
     assert "backward and step" in line or "uses a GradScaler" in line
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_fused_sgd_that_steps_no_half_precision_is_refused_where_workers_step(dtype: torch.dtype) -> None:
+    model = torch.nn.Linear(64, 1, bias=False, dtype=dtype)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, fused=True)
+    before, model.weight.grad = model.weight.detach().clone(), torch.ones(1, 64, dtype=dtype)
+    inner.step()
+    wrong = torch.equal(model.weight, before)
+    with pytest.raises(ConfigError, match="use fused=False, or let a hub step") if wrong else nullcontext():
+        wrap(model, LocalCommunicator(), inner=inner)
+    wrap(model, single_server(), inner=inner)
 
 
 def test_on_a_gpu_a_change_that_torch_does_not_count_is_refused_in_the_next_step() -> None:

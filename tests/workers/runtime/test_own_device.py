@@ -10,6 +10,7 @@ import torch
 
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, RingBroken
+from hubring.workers.launchers.known_launchers import LauncherNumber
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import topology
 from hubring.workers.runtime.topology import check_gpus, choose_device
@@ -84,6 +85,39 @@ def test_a_gpu_that_is_asked_for_must_be_there(monkeypatch: pytest.MonkeyPatch) 
         choose_device("gloo", "cuda", Placement(), {})
     with pytest.raises(ConfigError, match="--backend nccl requires --accelerator cuda"):
         WorkerConfig(server="hub:1", topology="ring", backend="nccl", accelerator="cpu")
+
+
+LOCAL = LauncherNumber("local_rank", 0, "--local-rank 0")
+BY_HAND, PLACED = Placement(), Placement(readings=(LOCAL,))
+PS_RUN, SRUN = (Placement(launcher=name, readings=(LOCAL,)) for name in ("ps-run", "slurm"))
+MAYBE, SHARED = (
+    "2 workers of this host may all be on cuda:0: pass --local-rank",
+    "2 workers of this host share",
+)
+
+
+@pytest.mark.parametrize(
+    ("visible", "place", "said"),
+    [
+        ("0,1", BY_HAND, MAYBE),
+        ("0,1", PLACED, ""),
+        ("0", PS_RUN, SHARED),
+        ("1", SRUN, ""),
+        ("1", BY_HAND, ""),
+    ],
+)
+def test_workers_that_take_one_gpu_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    visible: str,
+    place: Placement,
+    said: str,
+) -> None:
+    has_gpus(monkeypatch, len(visible.split(",")))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with caplog.at_level("INFO"):
+        topology.note_shared_gpu(torch.device("cuda:0"), place, 2)
+    assert said in caplog.text if said else caplog.text == ""
 
 
 @pytest.mark.parametrize(("gpus", "fix"), [(0, "own; add"), (1, "own; start at most --gpus 1, or add")])

@@ -119,6 +119,8 @@ def trust(findings: Findings) -> str:
         f"No speed is shown for {listed(list(shut))}: {next(iter(shut.values()), '')}.": shut and gate.passed,
         f"{noise.summary} Repeat the experiment on a quiet machine.": not noise.quiet,
         "Fewer than three seeds decide nothing.": findings.seeds < FEWEST,
+        "Next: fix the row, whose logs are in runs beside the report, or leave it out with --rows, and run"
+        " again.": gone or (shut and gate.passed),
     }
     right = gate.judged and gate.right
     differ = f"{gate.excused} pair{'s differ' if gate.excused > 1 else ' differs'} by right: see Gate."

@@ -6,6 +6,7 @@ The colours are classes of the style sheet, which has a light and a dark form of
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -109,10 +110,8 @@ def measured_and_predicted(
     known = list(points)
     measured = [Spot.at(x, y) for x, y, _ in known if y is not None]
     predicted = [Spot.at(x, y) for x, _, y in known if y is not None]
-    return [
-        RowLine(mark, label, predicted, predicted=True),
-        RowLine(mark, label, measured, symbols=True, joined=False),
-    ]
+    line = partial(RowLine, mark, label)
+    return [line(predicted, predicted=True), line(measured, symbols=True, joined=False)]
 
 
 class Rule(NamedTuple):

@@ -97,9 +97,8 @@ def _repeat(found: MeasurementNoise) -> str:
 
 def _load(material: PageContent) -> str:
     noise, texts = material.findings.noise, []
-    load, foreign, stolen, stalled = (
-        each or Load() for each in (noise.load, noise.foreign, noise.stolen, noise.stalled)
-    )
+    loads = noise.load, noise.foreign, noise.stolen, noise.stalled
+    load, foreign, stolen, stalled = (each or Load() for each in loads)
     if foreign.median is not None and foreign.max is not None:
         texts.append(f"Other programs used {percent(foreign.median)} of its time in the median run,")
         texts.append(f"{percent(foreign.max)} at most.")
@@ -135,9 +134,8 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Joins nested names with spaces."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= (
-            _flat(value, f"{before}{name} ") if isinstance(value, Mapping) else {f"{before}{name}": value}
-        )
+        whole = f"{before}{name}"
+        found |= _flat(value, f"{whole} ") if isinstance(value, Mapping) else {whole: value}
     return found
 
 

@@ -46,9 +46,7 @@ def loss(material: PageContent) -> dict[str, Any] | None:
 
 def _figures(material: PageContent, kind: Kind) -> list[DrawnFigure]:
     drawn = [(panel, _lines(material, panel, kind)) for panel in material.panels]
-    return [
-        _figure(material, panel, kind, index, lines) for index, (panel, lines) in enumerate(drawn) if lines
-    ]
+    return [_figure(material, panel, kind, at, lines) for at, (panel, lines) in enumerate(drawn) if lines]
 
 
 def _figure(

@@ -45,7 +45,7 @@ def _columns(findings: Findings) -> list[tuple[str, Callable[[RowResult], str]]]
         ("step ms", number("step_ms", ".2f")),
         (f"s to {target}", number("seconds_to_target", ".2f")),
         *((head, number(name, ".3g")) for head, name in prices if priced),
-        ("final loss", number("final_loss", ".4f")),
+        *([("final loss", number("final_loss", ".4f"))] if job.metric != "loss" else []),
         (job.title, number("final_metric", ".3f")),
         ("bytes per step", _bytes),
         ("memory MB", number("memory_mb", ",.0f")),
@@ -139,7 +139,7 @@ class RunScreen:
 
     def __enter__(self) -> RunScreen:
         self._bar.start()
-        self._bar.print(f"{self._settings}.", style="dim", markup=False)
+        self._bar.print(f"In the names of runs, {self._settings}.", style="dim", markup=False)
         return self
 
     def __exit__(self, *_: object) -> None:

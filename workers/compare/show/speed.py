@@ -44,7 +44,8 @@ def throughput(material: PageContent) -> dict[str, Any]:
 
 def _figure(material: PageContent, panel: Panel, name: str) -> DrawnFigure:
     bars = [bar(material, entry) for entry in panel.entries]
-    known = material.numbers(f"Throughput and progress with {panel.title}", panel.entries, COLUMNS)
+    shown = COLUMNS[:-1] if material.job.metric == "loss" else COLUMNS  # its final value is the loss
+    known = material.numbers(f"Throughput and progress with {panel.title}", panel.entries, shown)
     lines = [[*cells, str(len(each.seeds))] for cells, each in zip(known.lines, panel.entries, strict=True)]
     table = NumberTable(known.caption, [*known.heads, "seeds"], lines)
     return DrawnFigure(name, panel.title, "", {"bars": bars, "reach": reach(bars)}, table)
