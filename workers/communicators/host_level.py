@@ -272,7 +272,8 @@ class HostLevel:
 
     def _tell(self) -> None:
         if not self._told:
-            log.warning("this worker pushes its own gradients from now on: %s", self._ended)
+            why = self._ended.removesuffix(". Restart the job")
+            log.warning("--local: this worker pushes its own gradients from now on: %s", why)
         self._told = True
 
 
