@@ -7,7 +7,7 @@ a broken connection makes the client send it again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -236,7 +236,7 @@ class KVClient:
         call = Inflight(number, shard, message, push.landing, settle, work, push.header.nbytes)
         self._connections.submit(call)
 
-    def advance(self, keys: Iterable[int], *, drain: bool, saved: bool) -> None:
+    def advance(self, keys: Sequence[int], *, drain: bool, saved: bool) -> None:
         """Records that another worker has passed on the answers to pushes that covered this one's.
 
         Args:
@@ -247,6 +247,7 @@ class KVClient:
         for key in keys:
             self._clocks[key] += 1
             self._versions[key] += 1
+        self.traffic.staleness[0] += len(keys)
         self.draining = self.draining or drain
         if saved:
             self.on_saved()

@@ -191,6 +191,21 @@ def test_ranks_of_a_host_that_send_in_other_orders_push_their_own() -> None:
     assert TwoLevels.run_once(lambda one: train(one, backwards=one.rank == 1)) == expected
 
 
+def test_a_worker_can_leave_while_its_sum_waits_for_other_hosts() -> None:
+    left = threading.Barrier(4, timeout=LIMIT)
+
+    def action(communicator: Communicator) -> None:
+        bucket, *_ = attached(communicator, model(), 1 << 17)
+        if communicator.rank < 2:
+            work = communicator.push_pull(bucket, ADD)
+            communicator.close(finished=False)
+            with pytest.raises(HubringError):
+                work.wait(LIMIT)
+        left.wait()
+
+    TwoLevels.run_once(action)
+
+
 def test_a_joiner_pushes_its_own_beside_the_sums() -> None:
     ranks, joined = TwoLevels(), threading.Event()
     ranks.see(0, 1, 2)

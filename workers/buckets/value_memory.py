@@ -115,7 +115,7 @@ class WindowValues:
 
 
 class ComparedValues:
-    """Parameters on a GPU, three times in its memory: landing, seen, and what the last answer made seen.
+    """Parameters on any device, three times in its memory: landing, seen, and what the last answer made seen.
 
     The next answer may land while the script trains, so only the third shows what the script has changed.
     """

@@ -127,15 +127,11 @@ class HostLevel:
         """Why there is one level now."""
         self._told = False
         self._ready, self._pushed = SimpleQueue[_Load | None](), SimpleQueue[_Load | None]()
-        self._threads = [
-            threading.Thread(target=self._run, args=given, name=name, daemon=True)
-            for name, *given in (
-                ("adds on this host", self._ready, self._add),
-                ("returns on this host", self._pushed, self._return),
-            )
-        ]
-        for thread in self._threads:
-            thread.start()
+        for name, *given in (
+            ("adds on this host", self._ready, self._add),
+            ("returns on this host", self._pushed, self._return),
+        ):
+            threading.Thread(target=self._run, args=given, name=name, daemon=True).start()
 
     def push_pull(
         self,
@@ -170,13 +166,11 @@ class HostLevel:
         return self._adding.in_use or self._returning.in_use
 
     def close(self, reason: str) -> None:
-        """Ends both levels. What is in flight is pushed, or fails with the client."""
+        """Ends both levels. Its threads end once the client is closed."""
         self._told = True
         self._end(RingBroken(reason))
         for queue in (self._ready, self._pushed):
             queue.put(None)
-        for thread in self._threads:
-            thread.join()
         for exchange in (self._adding, self._returning):
             exchange.close(reason)
 
@@ -278,7 +272,8 @@ class HostLevel:
 
     def _tell(self) -> None:
         if not self._told:
-            log.warning("this worker pushes its own gradients from now on: %s", self._ended)
+            why = self._ended.removesuffix(". Restart the job")
+            log.warning("--local: this worker pushes its own gradients from now on: %s", why)
         self._told = True
 
 

@@ -85,7 +85,7 @@ class PSCommunicator(Communicator):
         self._wired = wired
         self._exchange = SliceExchange(client, means=aggregate)
         self._compress = compress
-        self._host = host
+        self._host, self._local = host, bool(host)
         self._level: HostLevel | None = None
         self.tunable = not host  # the workers of a host must send their buckets in one order
         self._low_rank: dict[int, LowRankMean] = {}
@@ -119,7 +119,8 @@ class PSCommunicator(Communicator):
     def allocate_values(self, numel: int, dtype: torch.dtype, device: torch.device) -> ValueMemory:
         if self.steps_on == "worker" or numel == 0:
             return super().allocate_values(numel, dtype, device)
-        if device.type != "cpu":
+        # What another worker passes on cannot land where a shard's pages are mapped.
+        if device.type != "cpu" or (self._local and self._transport.name == "shm"):
             return ComparedValues(numel, dtype, device)
         return WindowValues(self._transport.window(numel * dtype.itemsize), dtype)
 
@@ -169,7 +170,10 @@ class PSCommunicator(Communicator):
             self.broadcast_parameters(buckets)
         self._place(buckets)
         if self._host and not self.late and self.size > 1:
-            self._level, self._host = self._meet(self._host), ""
+            near = bool(self._placed) or not self._wired
+            if near:
+                log.info("--local has no effect for rank %d: all shards are on its host", self.rank)
+            self._level, self._host = meet(self, self._client, "" if near else self._host), ""
         if extends or (self.lockstep and not self.late):
             return assigned.step
         # Of a running job the coordinator only knows the step of the last heartbeats. In asynchronous modes a
@@ -258,15 +262,6 @@ class PSCommunicator(Communicator):
     def _end_level(self, reason: str) -> None:
         if self._level is not None:
             self._level.close(reason)
-
-    def _meet(self, host: str) -> HostLevel | None:
-        """Connects this worker to the others on its host, if they can add gradients there."""
-        # Answers from another worker cannot land where a shard's pages may be mapped.
-        shown = self.steps_on == "server" and self._transport.name == "shm"
-        if self._placed or shown or not self._wired:
-            log.info("--local has no effect for rank %d: a shard is on its host", self.rank)
-            host = ""
-        return meet(self, self._client, host)
 
     def _agree(self, specs: list[BucketSpec]) -> Assignment:
         """Returns the job's plan for these buckets; measures the slice size if the server has not set one."""
