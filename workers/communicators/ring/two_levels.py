@@ -37,19 +37,19 @@ from hubring.workers.communicators.ring.host_group import HostGroup, HostHandle,
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 22
 """Bytes that are reduced on the host while Gloo exchanges the bytes before them."""
 
 CUT_SECONDS = 10.0
-"""How long Gloo's operations may take to notice that their connections are cut."""
+"""How long the thread may take to end once connections are cut."""
 
 
 class TwoLevels:
     """The process group.
 
-    A thread reduces what has been started on the host, and sends it over Gloo, one after the other. Whoever
-    waits for an operation gives its results to the host's members. Both exchange in memory of their own, so
-    Gloo always has something to send.
+    A thread reduces on the host what has been started, one operation after the other, and sends the sums
+    over Gloo. The thread that waits for an operation sends its results to the host's members. Each thread
+    has memory of its own for this, so Gloo always has something to send.
 
     Args:
         rank: This member's rank.
