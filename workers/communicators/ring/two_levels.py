@@ -26,12 +26,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hubring.ps.core.errors import RingBroken
+from hubring.ps.core.torch_internals import gloo_group
 from hubring.workers.communicators.ring.group import (
     GroupConnections,
     RingStore,
     connecting,
     gist,
-    open_gloo,
 )
 from hubring.workers.communicators.ring.host_group import HostGroup, HostHandle, open_host_group
 
@@ -81,8 +81,9 @@ class TwoLevels:
         self.set_timeout(timedelta(seconds=seconds))
         if self._first:
             self._store, self._connections = store, GroupConnections(address)
+            self._connections.introduce(store, self._members[0], [members[0] for members in self._hosts])
             place = self._hosts.index(self._members), len(self._hosts)
-            self._across = open_gloo(*place, store, address, seconds, self._connections)
+            self._across = gloo_group(store, *place, self._connections.device, seconds)
         self.allreduce([torch.zeros(1, dtype=torch.float32, device="cpu")]).wait()  # all have come to here
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -241,7 +242,8 @@ def open_two_levels(
         try:
             group.connect(across, address, seconds)
         except Exception as error:
-            group.close(gist(error))  # or the host's other members would wait
+            # Or the host's other members would wait.
+            group.close(f"rank {rank} could not connect: {gist(error)}")
             raise
         if rank == 0:  # all have connected, so all have read what they need
             across.forget()
