@@ -222,8 +222,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError("--local needs --server HOST:PORT and more than one worker; remove --local")
         if self.backend == "nccl":
             raise ConfigError(
-                "--local with --backend nccl is not built yet; NCCL itself reduces on each host first, so"
-                " remove --local, or use --backend gloo"
+                "--local with --backend nccl is not built yet; remove --local, or use --backend gloo"
             )
         if self.backend == "shm":
             raise ConfigError(

@@ -42,7 +42,7 @@ def mean(communicator: Communicator, numel: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "numel"), [("AABB", 700_001), ("ABAB", 700_001), ("AAAB", 1_001), ("ABACB", 10)]
+    ("hosts", "numel"), [("AABB", 2_100_001), ("ABAB", 2_100_001), ("AAAB", 1_001), ("ABACB", 10)]
 )
 def test_a_hosts_ranks_are_added_in_order_and_then_the_hosts(hosts: str, numel: int) -> None:
     """Three pieces, uneven hosts, and a host with one rank."""

@@ -15,7 +15,7 @@ import re
 import socket
 import threading
 from base64 import b64decode, b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -156,11 +156,11 @@ class GroupConnections:
         self._own, self.device = _listening_device(host)
         self._others: set[Address] = set()
 
-    def introduce(self, store: Store, rank: int, size: int) -> None:
+    def introduce(self, store: Store, rank: int, ranks: Iterable[int]) -> None:
         """Exchanges the listeners' addresses with the other members, before the group connects."""
         host, port = self._own[:2]
         store.set(f"listener/{rank}", f"{host} {port}")
-        for other in range(size):
+        for other in ranks:
             name, number = store.get(f"listener/{other}").decode().split()
             if other != rank:
                 self._others.add((name, int(number)))
@@ -227,7 +227,15 @@ def open_group(
     """
     with connecting(rank, size, timeout):
         if backend == "gloo":
-            group = open_gloo(rank, size, store, host, timeout, connections)
+            if connections is None:
+                # By default Gloo uses the address of the host name, on many systems a loopback address.
+                made = dist.ProcessGroupGloo.create_device(hostname=host)
+            else:
+                connections.introduce(store, rank, range(size))
+                made = connections.device
+            group: Any = gloo_group(store, rank, size, made, timeout)
+            # Without a barrier, a connected rank could leave while other ranks still connect.
+            group.barrier().wait()
         elif backend == "nccl":
             group = open_nccl(rank, size, store, device, timeout)
             if watch is None:
@@ -237,22 +245,6 @@ def open_group(
             raise ConfigError(f"the ring's backend is {backend!r}; use shm, gloo or nccl")
         if rank == 0 and isinstance(store, RingStore):
             store.forget()
-    return group
-
-
-def open_gloo(
-    rank: int, size: int, store: Store, host: str, timeout: float, connections: GroupConnections | None
-) -> Any:
-    """Opens a group over Gloo. See `open_group` for the arguments, and `connecting` for the errors."""
-    if connections is None:
-        # By default Gloo uses the address of the host name, on many systems a loopback address.
-        made = dist.ProcessGroupGloo.create_device(hostname=host)
-    else:
-        connections.introduce(store, rank, size)
-        made = connections.device
-    group: Any = gloo_group(store, rank, size, made, timeout)
-    # Without a barrier, a connected rank could leave while other ranks still connect.
-    group.barrier().wait()
     return group
 
 

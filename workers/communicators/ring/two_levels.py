@@ -26,30 +26,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hubring.ps.core.errors import RingBroken
+from hubring.ps.core.torch_internals import gloo_group
 from hubring.workers.communicators.ring.group import (
     GroupConnections,
     RingStore,
     connecting,
     gist,
-    open_gloo,
 )
 from hubring.workers.communicators.ring.host_group import HostGroup, HostHandle, open_host_group
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 22
 """Bytes that are reduced on the host while Gloo exchanges the bytes before them."""
 
 CUT_SECONDS = 10.0
-"""How long Gloo's operations may take to notice that their connections are cut."""
+"""How long the thread may take to end once connections are cut."""
 
 
 class TwoLevels:
     """The process group.
 
-    A thread reduces what has been started on the host, and sends it over Gloo, one after the other. Whoever
-    waits for an operation gives its results to the host's members. Both exchange in memory of their own, so
-    Gloo always has something to send.
+    A thread reduces on the host what has been started, one operation after the other, and sends the sums
+    over Gloo. The thread that waits for an operation sends its results to the host's members. Each thread
+    has memory of its own for this, so Gloo always has something to send.
 
     Args:
         rank: This member's rank.
@@ -81,8 +81,9 @@ class TwoLevels:
         self.set_timeout(timedelta(seconds=seconds))
         if self._first:
             self._store, self._connections = store, GroupConnections(address)
+            self._connections.introduce(store, self._members[0], [members[0] for members in self._hosts])
             place = self._hosts.index(self._members), len(self._hosts)
-            self._across = open_gloo(*place, store, address, seconds, self._connections)
+            self._across = gloo_group(store, *place, self._connections.device, seconds)
         self.allreduce([torch.zeros(1, dtype=torch.float32, device="cpu")]).wait()  # all have come to here
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -241,7 +242,8 @@ def open_two_levels(
         try:
             group.connect(across, address, seconds)
         except Exception as error:
-            group.close(gist(error))  # or the host's other members would wait
+            # Or the host's other members would wait.
+            group.close(f"rank {rank} could not connect: {gist(error)}")
             raise
         if rank == 0:  # all have connected, so all have read what they need
             across.forget()
