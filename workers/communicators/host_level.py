@@ -38,7 +38,7 @@ from hubring.workers.communicators.slice_exchange import Absence, SliceExchange,
 
 log = logging.getLogger(__name__)
 
-_MEETING = "--local: which workers share a host"
+_MEETING = "--local, on all workers or none: which of them share a host"
 _RANK_BYTES, _ROW_BYTES = 4, 32
 
 
@@ -149,7 +149,10 @@ class HostLevel:
         """
         with self._lock:
             if self._ended:
-                self._tell()
+                if not self._told:
+                    why = self._ended.removesuffix(". Restart the job")
+                    log.warning("--local: this worker pushes its own gradients from now on: %s", why)
+                self._told = True
                 return None
             slices, index = exchange.slices[bucket.spec.index], bucket.spec.index
             ends = [len(slices) * member // self._size for member in range(self._size + 1)]
@@ -167,12 +170,9 @@ class HostLevel:
 
     def close(self, reason: str) -> None:
         """Ends both levels. Its threads end once the client is closed."""
-        self._told = True
         self._end(RingBroken(reason))
         for queue in (self._ready, self._pushed):
             queue.put(None)
-        for exchange in (self._adding, self._returning):
-            exchange.close(reason)
 
     def _run(self, loads: SimpleQueue[_Load | None], act: Callable[[_Load], None]) -> None:
         torch.get_num_threads()  # without this call, MKL uses every core in this thread (torch 2.13)
@@ -257,10 +257,8 @@ class HostLevel:
                 return
             self._ended = str(error)
             for exchange in (self._adding, self._returning):
-                exchange.fail(self._ended)
+                exchange.close(self._ended)  # from here on no thread writes to what the hub answers again
             flying, self._flying = self._flying, []
-            if flying:
-                self._tell()
             for load in flying:
                 mine = load.parts[self._own] if load.mine is not None else ()
                 rest = [piece for part in load.parts for piece in part if piece not in mine]
@@ -269,12 +267,6 @@ class HostLevel:
                 load.exchange.drop_residuals(rest)  # the hub may have these gradients in a sum
                 if load.mine is None:
                     load.both.complete_part()
-
-    def _tell(self) -> None:
-        if not self._told:
-            why = self._ended.removesuffix(". Restart the job")
-            log.warning("--local: this worker pushes its own gradients from now on: %s", why)
-        self._told = True
 
 
 def meet(communicator: Communicator, client: KVClient, host: str) -> HostLevel | None:
