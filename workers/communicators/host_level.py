@@ -49,6 +49,7 @@ class _Load:
     Attributes:
         absence: This rank's parameters without a gradient, for its own pushes.
         reports: As in `Absence`.
+        written: `KVClient.written` when it was sent.
         parts: The slices that each member pushes, which are adjacent.
         absent: Those that all members lack, and in the end all ranks.
         mine: The exchange of the slices that this member pushes for all; None before it begins.
@@ -61,6 +62,7 @@ class _Load:
     hyper: StepHyper
     absence: Absence | None
     reports: bool
+    written: int
     parts: Sequence[Sequence[Slice]]
     absent: frozenset[int] = frozenset()
     mine: Work | None = None
@@ -158,7 +160,7 @@ class HostLevel:
             ends = [len(slices) * member // self._size for member in range(self._size + 1)]
             parts = [slices[start:stop] for start, stop in pairwise(ends)]
             turned = [parts[(member + index) % self._size] for member in range(self._size)]  # few slices, too
-            load = _Load(exchange, bucket, into, hyper, absence, reports, turned)
+            load = _Load(exchange, bucket, into, hyper, absence, reports, self._client.written, turned)
             self._flying.append(load)
             self._ready.put(load)
             return load.work
@@ -194,9 +196,10 @@ class HostLevel:
         total = self._sums.get(load.index)
         if total is None or (total.numel(), total.dtype) != (gradients.numel(), gradients.dtype):
             total = self._sums[load.index] = self._allocate(gradients.numel(), gradients.dtype)
-        heads, absent = self._tell_each_other(self._adding, f"{load.index} {load.hyper}", load.absent)
-        if len(set(heads)) > 1:  # each pushes its own, and the hub names what differs
-            raise ConfigError("the workers of this host send other buckets, steps or hyperparameters")
+        head = f"{load.index} {load.written} {load.hyper}"
+        heads, absent = self._tell_each_other(self._adding, head, load.absent)
+        if len(set(heads)) > 1:  # each pushes its own, and the hub names what differs, or excuses it
+            raise ConfigError("the workers of this host differ in steps, options or changed parameters")
         self._adding.reduce(total, SUM, gradients)
         with self._lock:
             if self._ended:
