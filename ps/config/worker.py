@@ -64,7 +64,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         bool, data_path("the hub averages gradients; each worker runs its own optimizer")
     ] = False
     local: Annotated[
-        bool, data_path("reduce among the workers of each host first; one worker per host exchanges for all")
+        bool, data_path("sum gradients on each host first, so its link carries them once a step")
     ] = False
     compress: Annotated[
         str | None, data_path("gradient codec: bf16, fp16, int8, sign, topk:0.01 or powersgd:4", "none")

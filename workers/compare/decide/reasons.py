@@ -60,17 +60,18 @@ def _waits(scope: SettingRows, hub: str, wins: bool) -> list[str]:
 
 def _wires(scope: SettingRows, wins: bool) -> list[str]:
     """Compares the bytes on the busiest links, by the formula."""
-    n, k, link = scope.setting.workers, scope.setting.servers, scope.setting.link
-    if not link or not link.rate:
+    n, k, sharing = scope.setting.workers, scope.setting.servers, scope.setting.sharing
+    link = scope.setting.link
+    if not link or not link.rate or sharing == n:  # then no link is in the ring
         return []
-    hub, ring = max(link.sharing, n / k), 2 * (n - 1) / n
+    hub, ring = max(sharing, n / k), 2 * (n - 1) / n
     if hub == ring or (hub < ring) != wins:
         return []
-    needed = servers_needed(n, link.sharing)
-    winning = "never wins" if needed is None else f"wins with {needed} or more servers"
+    needed = servers_needed(n, sharing)
+    winning = "never wins" if needed is None else f"wins with {needed} or more servers ({FORMULA})"
     return [
         f"with {n} workers and {k} server{'' if k == 1 else 's'}, its busiest link carries {hub:.3g} times"
-        f" the model each way, the ring's {ring:.3g} times; by bytes alone the hub {winning} ({FORMULA})"
+        f" the model each way, the ring's {ring:.3g} times; by bytes alone the hub {winning}"
     ]
 
 
@@ -101,7 +102,7 @@ def _beyond_wires(scope: SettingRows, hub: str) -> list[str]:
     sent, exposed = scope.number(hub, "bytes_sent_per_step"), scope.number(hub, "exposed_ms")
     if not link or not link.rate or link.latency or sent is None or exposed is None:
         return []
-    needed = 1e3 * max(link.sharing, n / k) * sent.median / goodput(link)
+    needed = 1e3 * max(scope.setting.sharing, n / k) * sent.median / goodput(link)
     if exposed.median < BEYOND * needed:
         return []
     return [
@@ -151,7 +152,7 @@ def crossovers(compared: Comparisons, model: Score | None) -> list[Crossover]:
                 undecided=undecided,
                 predicted=model.crossover(first) if model is not None and calibrated else None,
                 calibrated=calibrated,
-                by_bytes=servers_needed(first.workers, first.link.sharing),
+                by_bytes=servers_needed(first.workers, first.sharing),
                 formula=FORMULA,
             )
         )

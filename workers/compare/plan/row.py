@@ -107,8 +107,7 @@ class Row(Struct, frozen=True):
         """
         served = self.on_hub if self.peer is None else self.peer.served
         shards = setting.servers if served and not self.colocated else 0
-        workers, sharing = self.workers(setting.workers), setting.link.sharing if setting.link else 1
-        return ceil(workers / sharing), shards * (1 + self.standbys)
+        return ceil(self.workers(setting.workers) / setting.sharing), shards * (1 + self.standbys)
 
     def _has(self, fault: Fault) -> bool:
         """Whether the row has a process that can be the fault's victim."""

@@ -156,6 +156,11 @@ class Setting(Struct, frozen=True, kw_only=True):
         force_setattr(self, "key", " ".join(words))
 
     @property
+    def sharing(self) -> int:
+        """Workers that share a host and its link; 1 without links."""
+        return min(self.link.sharing, self.workers) if self.link else 1
+
+    @property
     def emulated(self) -> bool:
         """Whether workers sleep for part of a step."""
         return self.compute is not None or self.straggler is not None

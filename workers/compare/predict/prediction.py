@@ -237,7 +237,7 @@ def _exchange(constants: Constants, row: Row, setting: Setting, job: PredictedJo
         link=setting.link or Link(),
         together=setting.link is None if job.together is None else job.together,
         traffic=traffic(row),
-        sharing=min(max(job.sharing, setting.link.sharing if setting.link else 1), setting.workers),
+        sharing=min(max(job.sharing, setting.sharing), setting.workers),
     )
     costs = ExchangeCosts(constants, task, setting.workers)
     steps, wire = not row.aggregate, wire_of(row, setting, job)
@@ -259,7 +259,8 @@ def wire_of(row: Row, setting: Setting, job: PredictedJob) -> str:
     """Returns the wire of a row's gradients."""
     if not row.on_hub:
         alone = row.rule != "ring" or setting.workers == 1
-        return "shm" if not (alone or row.backend or setting.link) else "gloo"
+        apart = setting.link is not None and setting.sharing < setting.workers
+        return "shm" if not (alone or row.backend or apart) else "gloo"
     return row.transport or job.wire or ("shm" if setting.link is None else "zmq")
 
 

@@ -83,7 +83,8 @@ HEADS = ("row", *NCCL_COLUMNS)
 
 SENTENCES = (
     "time: one exchange of the whole model, exposed plus hidden, including the wait for slower workers.",
-    "busbw: algbw times 2(n-1)/n, the rate on each link of a ring; the links of a hub carry other amounts.",
+    "busbw: algbw times 2(n-1)/n, the rate on each link of a ring; of a hub, or with --local, they carry"
+    " other amounts.",
     "#wrong: parameter elements that exceed the gate's tolerance; a dash: none were compared.",
 )
 

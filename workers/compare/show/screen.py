@@ -68,6 +68,7 @@ def notes(findings: Findings) -> list[str]:
         "Emulated: workers slept for part of every step instead of computing.": slept,
         "local is one process with the whole batch and as many threads as each worker.": "local" in rows,
         "Bytes are sent plus received; the ring's are computed, 2(n-1)/n of the model each.": ring,
+        "The bytes of ring-local are means: one worker of each host sends for all.": "ring-local" in rows,
         "Exposed: time a step was blocked on exchange that did not overlap with compute.": hub or ring,
         "Memory and CPU are of one worker: at most, and in a step.": True,
         "Prices are of all hosts, while they train.": priced,

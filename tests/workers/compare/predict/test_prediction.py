@@ -57,6 +57,13 @@ def test_the_host_s_own_ceiling_is_no_link() -> None:
     assert not predict(measured, "ring", at[25e9], JOB).extrapolated
 
 
+def test_a_ring_of_workers_that_share_one_host_passes_no_link() -> None:
+    four, five = (replace(LINKED, workers=workers, link=Link(rate=1e8, sharing=4)) for workers in (4, 5))
+    for row in ("ring", "ring-local"):
+        here, apart = (predict(CONSTANTS, row, setting, JOB).parts["link"] for setting in (four, five))
+        assert here == 0.0 < apart
+
+
 def test_two_levels_pass_a_host_s_link_as_one_worker_does() -> None:
     near, apart = (Link(rate=1e8, sharing=sharing) for sharing in (2, 1))
     job = replace(JOB, compute=0.0)

@@ -275,17 +275,19 @@ class RingMeeting:
             boundary: Whether this member is between two steps.
 
         Raises:
-            ConfigError: A member has other settings.
+            ConfigError: This member has other settings than those that stay, or in the first generation
+                than another one.
             HubringError: The job has failed.
         """
         note = note._replace(given=self._given)
         named = self._board.regroup(generation, msgspec.json.encode(note).decode(), boundary=boundary)
         members = tuple(member.rank for member in named.members)
         notes = tuple(_notes.decode(member.note) for member in named.members)
-        for rank, one in zip(members, notes, strict=True):
+        stays = tuple(note.rank for note, one in zip(notes, named.members, strict=True) if not one.newcomer)
+        # A newcomer that is unlike those that stay ends alone. They come first.
+        for rank, one in zip(members[: len(stays) or None], notes, strict=False):
             if one.given != self._given:
                 raise unlike(rank, one.given, self.identity, self._given)
-        stays = tuple(note.rank for note, one in zip(notes, named.members, strict=True) if not one.newcomer)
         return Agreed(named.number, members, notes, stays, named.boundary)
 
     def connect(self, agreed: Agreed, results: CallResults) -> AllreduceCommunicator:
