@@ -127,6 +127,8 @@ class KVClient:
         """Called once a checkpoint has the version of an answer, before the answer's work is done."""
         self.saved = False
         """Whether a checkpoint has the version of key 0's last answer."""
+        self.written = 0
+        """How many slices `write_parameters` has replaced."""
         self.on_push: Callable[[int, int, int], None] | None = None
         """Called with each answered push: its key, the version that it was applied to, and the version of the
         answer. It runs in the thread that reads the reply."""
@@ -178,6 +180,7 @@ class KVClient:
 
     def write_parameters(self, shard: int, key: int, values: Tensor, work: Work) -> None:
         """Replaces a key's parameters before the next step. Wait for `work` before the next push."""
+        self.written += 1
         write = WriteParameters(self.sender, key, self._clock(key), next(self._writes), values)
         self._submit(shard, write, work, partial(_expected, shard, CollectiveResult))
 

@@ -201,11 +201,12 @@ class KeyEntry:
         Raises:
             Disagreement: The contributors' scripts changed parameters or state differently. Nothing changed.
         """
-        ranks, excused = sorted(self.contributions.keys() | self.covered), set[int]()
+        excused = set[int]()
         added = sorted(self.contributions.keys() - self.covered.keys())
         contributions = [self.contributions[rank] for rank in added]
         count = len(added) + sum(map(len, map(_COVERS, contributions)))
         if self.writes.waiting:
+            ranks = sorted(self.contributions.keys() | self.covered)
             # Of a mean, rank 0 alone restores what its compression has left out.
             excused = set(ranks) if self.averages else self.late | self._idle()
             self.apply_writes(ranks, excused)

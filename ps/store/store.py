@@ -332,15 +332,15 @@ class KVStore:
         if push.covers and (refusal := refusals.uncoverable(entry, push, self._consistency)):
             return [Delivery(ticket, refusal)]
         gradient = push.gradient if self._gpu is None else self._gpu.take(push.gradient, push.sender)
-        before = len(entry.contributions.keys() | entry.covered)
         # The first try's memory may be freed with its connection, so use the latest try's.
         earlier = entry.contributions.get(rank)
+        more = int(earlier is None and rank not in entry.covered)
         contribution = Contribution(push, [*earlier.tickets, ticket] if earlier else [ticket], gradient)
         entry.contributions[rank] = contribution
         for covered in push.covers:
             if self.is_live(covered):
+                more += covered.rank not in entry.contributions and covered.rank not in entry.covered
                 entry.covered[covered.rank] = contribution
-        more = len(entry.contributions.keys() | entry.covered) - before
         self._stats.pushes += more
         self._stats.duplicates += not more
         return self._advance(entry) if more else []
@@ -362,7 +362,8 @@ class KVStore:
 
     def _advance(self, entry: KeyEntry) -> list[Delivery]:
         """Closes the round if the policy allows it, then answers the readers that may read."""
-        contributors = len(entry.contributions.keys() | entry.covered)
+        pushed, covered = entry.contributions, entry.covered
+        contributors = len(pushed.keys() | covered if covered else pushed)
         if contributors and self._consistency.may_apply(contributors, len(self._workers.live)):
             refusal = refusals.unpaired(entry, self._workers.finished) if entry.averages else None
             if refusal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -123,6 +124,28 @@ def test_collectives_are_run_again_among_those_that_are_left() -> None:
 
     first, _, last = together(ranks, live)
     assert first == last == ([0, 2], [2], 2)
+
+
+def test_a_collective_that_is_called_while_the_members_change_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, connect = HealingRanks(3), RingMeeting.connect
+
+    def connects(meeting: RingMeeting, agreed: Agreed, results: CallResults) -> AllreduceCommunicator:
+        calls = ranks.rings[meeting.identity]._calls if agreed.number > 1 else None
+        while calls is not None and not calls._pending:
+            time.sleep(0.001)
+        return connect(meeting, agreed, results)
+
+    monkeypatch.setattr(RingMeeting, "connect", connects)
+
+    def live(ring: HealingRing) -> Any:
+        if ring.rank == 1:
+            ranks.lose(1)
+            return ranks.beat()
+        while ring._calls._ring is not None:
+            time.sleep(0.001)
+        return allreduce(torch.ones(1), communicator=ring).item()
+
+    assert together(ranks, live) == [1.0, None, 1.0]
 
 
 def test_a_group_ends_with_the_members_that_made_it() -> None:

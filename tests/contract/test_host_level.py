@@ -91,6 +91,7 @@ def of(kind: type[TwoLevels], wire: type[Transport] = ZmqTransport, **how: objec
     return type(kind.__name__, (kind,), {"wire": wire, **how})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregate", [False, True], ids=["hub steps", "workers step"])
 @pytest.mark.parametrize("hosts", [TwoLevels, UnevenHosts])
 @pytest.mark.parametrize("wire", [ZmqTransport, GrpcTransport, ShmTransport])
@@ -191,6 +192,24 @@ def test_ranks_of_a_host_that_send_in_other_orders_push_their_own() -> None:
     assert TwoLevels.run_once(lambda one: train(one, backwards=one.rank == 1)) == expected
 
 
+def test_a_rank_without_a_batch_need_not_change_what_the_others_change() -> None:
+    def action(communicator: Communicator) -> object:
+        bucket, *_ = attached(communicator, model(), 1 << 17)
+        everything = frozenset(range(len(bucket.spec.tensors)))
+        for step in range(2):
+            if step == 1 and communicator.rank == 1:
+                bucket.absent = everything
+            elif step == 1:
+                assert communicator.stepping_hub is not None
+                bucket.values.fill_(7)
+                communicator.stepping_hub.write_parameters(bucket, everything)
+            bucket.gradients.fill_(4 * (not bucket.absent))
+            communicator.push_pull(bucket, ADD).wait(LIMIT)
+        return bucket.landing.tolist()
+
+    assert TwoLevels.run_once(action) == OneLevel.run_once(action)
+
+
 def test_a_worker_can_leave_while_its_sum_waits_for_other_hosts() -> None:
     left = threading.Barrier(4, timeout=LIMIT)
 
@@ -263,6 +282,7 @@ def test_a_worker_in_a_lost_ones_place_pushes_its_own() -> None:
     ranks.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["bf16", "int8", "topk:0.1"])
 def test_sums_are_compressed_by_the_worker_that_pushes_them(codec: str) -> None:
     first, *others = of(TwoLevels, aggregate=True, compress=codec).run_once(train)

@@ -84,11 +84,12 @@ def test_leaving_a_ring_fails_the_ranks_pending_operations(ring: Ranks) -> None:
 @pytest.mark.parametrize("ring", ["ring", "ring gloo"], indirect=True)  # two levels cut off other hosts
 def test_a_slow_member_is_not_called_lost(ring: Ranks) -> None:
     """The group's own timeout ends an operation of a member that the others still wait for."""
-    may_go_on = threading.Event()
+    may_go_on, all_attached = threading.Event(), threading.Barrier(ring.size, timeout=LIMIT)
 
     def action(communicator: Communicator) -> None:
         assert isinstance(communicator, AllreduceCommunicator)
         bucket, *_ = attached(communicator)
+        all_attached.wait()
         if communicator.rank == 1:
             may_go_on.wait(LIMIT)
             return

@@ -38,7 +38,7 @@ from hubring.workers.communicators.slice_exchange import Absence, SliceExchange,
 
 log = logging.getLogger(__name__)
 
-_MEETING = "--local: which workers share a host"
+_MEETING = "--local, on all workers or none: which of them share a host"
 _RANK_BYTES, _ROW_BYTES = 4, 32
 
 
@@ -49,6 +49,7 @@ class _Load:
     Attributes:
         absence: This rank's parameters without a gradient, for its own pushes.
         reports: As in `Absence`.
+        written: `KVClient.written` when it was sent.
         parts: The slices that each member pushes, which are adjacent.
         absent: Those that all members lack, and in the end all ranks.
         mine: The exchange of the slices that this member pushes for all; None before it begins.
@@ -61,6 +62,7 @@ class _Load:
     hyper: StepHyper
     absence: Absence | None
     reports: bool
+    written: int
     parts: Sequence[Sequence[Slice]]
     absent: frozenset[int] = frozenset()
     mine: Work | None = None
@@ -149,13 +151,16 @@ class HostLevel:
         """
         with self._lock:
             if self._ended:
-                self._tell()
+                if not self._told:
+                    why = self._ended.removesuffix(". Restart the job")
+                    log.warning("--local: this worker pushes its own gradients from now on: %s", why)
+                self._told = True
                 return None
             slices, index = exchange.slices[bucket.spec.index], bucket.spec.index
             ends = [len(slices) * member // self._size for member in range(self._size + 1)]
             parts = [slices[start:stop] for start, stop in pairwise(ends)]
             turned = [parts[(member + index) % self._size] for member in range(self._size)]  # few slices, too
-            load = _Load(exchange, bucket, into, hyper, absence, reports, turned)
+            load = _Load(exchange, bucket, into, hyper, absence, reports, self._client.written, turned)
             self._flying.append(load)
             self._ready.put(load)
             return load.work
@@ -167,12 +172,9 @@ class HostLevel:
 
     def close(self, reason: str) -> None:
         """Ends both levels. Its threads end once the client is closed."""
-        self._told = True
         self._end(RingBroken(reason))
         for queue in (self._ready, self._pushed):
             queue.put(None)
-        for exchange in (self._adding, self._returning):
-            exchange.close(reason)
 
     def _run(self, loads: SimpleQueue[_Load | None], act: Callable[[_Load], None]) -> None:
         torch.get_num_threads()  # without this call, MKL uses every core in this thread (torch 2.13)
@@ -194,9 +196,10 @@ class HostLevel:
         total = self._sums.get(load.index)
         if total is None or (total.numel(), total.dtype) != (gradients.numel(), gradients.dtype):
             total = self._sums[load.index] = self._allocate(gradients.numel(), gradients.dtype)
-        heads, absent = self._tell_each_other(self._adding, f"{load.index} {load.hyper}", load.absent)
-        if len(set(heads)) > 1:  # each pushes its own, and the hub names what differs
-            raise ConfigError("the workers of this host send other buckets, steps or hyperparameters")
+        head = f"{load.index} {load.written} {load.hyper}"
+        heads, absent = self._tell_each_other(self._adding, head, load.absent)
+        if len(set(heads)) > 1:  # each pushes its own, and the hub names what differs, or excuses it
+            raise ConfigError("the workers of this host differ in steps, options or changed parameters")
         self._adding.reduce(total, SUM, gradients)
         with self._lock:
             if self._ended:
@@ -257,10 +260,8 @@ class HostLevel:
                 return
             self._ended = str(error)
             for exchange in (self._adding, self._returning):
-                exchange.fail(self._ended)
+                exchange.close(self._ended)  # from here on no thread writes to what the hub answers again
             flying, self._flying = self._flying, []
-            if flying:
-                self._tell()
             for load in flying:
                 mine = load.parts[self._own] if load.mine is not None else ()
                 rest = [piece for part in load.parts for piece in part if piece not in mine]
@@ -269,12 +270,6 @@ class HostLevel:
                 load.exchange.drop_residuals(rest)  # the hub may have these gradients in a sum
                 if load.mine is None:
                     load.both.complete_part()
-
-    def _tell(self) -> None:
-        if not self._told:
-            why = self._ended.removesuffix(". Restart the job")
-            log.warning("--local: this worker pushes its own gradients from now on: %s", why)
-        self._told = True
 
 
 def meet(communicator: Communicator, client: KVClient, host: str) -> HostLevel | None:

@@ -85,7 +85,7 @@ class PSCommunicator(Communicator):
         self._wired = wired
         self._exchange = SliceExchange(client, means=aggregate)
         self._compress = compress
-        self._host, self._local = host, bool(host)
+        self._host, self._local = host, bool(host) and wired
         self._level: HostLevel | None = None
         self.tunable = not host  # the workers of a host must send their buckets in one order
         self._low_rank: dict[int, LowRankMean] = {}

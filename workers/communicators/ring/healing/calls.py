@@ -169,6 +169,8 @@ class Calls:
         )
 
     def _submit(self, pending: _Pending) -> None:
+        # Its caller waits at the first time only; later it may wait already, and another thread passes it.
+        waits, pending.work.waits = pending.work.waits, False
         ring, call = self._ring, pending.call
         if ring is None:
             return
@@ -200,7 +202,7 @@ class Calls:
 
         pending.passed = passed = ConfirmedWork(call, self._communicator, accept)
         passed.when_done(ended)
-        passed.waits, pending.work.waits = pending.work.waits, False  # once: later another thread passes it
+        passed.waits = waits
         ring.take_part(call, pending.tensors, passed)
         pending.work.attend = passed.attend
 
