@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -28,6 +27,7 @@ from hubring.workers.optimizer.entering import give_states
 from tests.contract.models import attached, squares
 from tests.reports.training import momentum, take, values
 from tests.support.fakes.nccl import FakeNccl
+from tests.support.processes.stopwatch import until
 from tests.support.training.healing import HealingRanks, together
 from tests.support.training.ranks import LIMIT
 
@@ -130,9 +130,8 @@ def test_a_collective_that_is_called_while_the_members_change_ends(monkeypatch: 
     ranks, connect = HealingRanks(3), RingMeeting.connect
 
     def connects(meeting: RingMeeting, agreed: Agreed, results: CallResults) -> AllreduceCommunicator:
-        calls = ranks.rings[meeting.identity]._calls if agreed.number > 1 else None
-        while calls is not None and not calls._pending:
-            time.sleep(0.001)
+        if agreed.number > 1:
+            until(lambda: bool(ranks.rings[meeting.identity]._calls._pending))
         return connect(meeting, agreed, results)
 
     monkeypatch.setattr(RingMeeting, "connect", connects)
@@ -141,8 +140,7 @@ def test_a_collective_that_is_called_while_the_members_change_ends(monkeypatch: 
         if ring.rank == 1:
             ranks.lose(1)
             return ranks.beat()
-        while ring._calls._ring is not None:
-            time.sleep(0.001)
+        until(lambda: ring._calls._ring is None)
         return allreduce(torch.ones(1), communicator=ring).item()
 
     assert together(ranks, live) == [1.0, None, 1.0]

@@ -36,7 +36,6 @@ TakePart = Callable[[Call, tuple[Tensor, ...], CollectiveWork], None]
 _MEETING, _SETTLING = "workers on one host", "what the workers on one host have done"
 KEPT_BYTES = 64 << 20
 """The most that kept results may need, as the hub keeps its own."""
-_RANK_BYTES = 4
 _LATE = -1
 """How many results a worker has that came later."""
 
@@ -156,9 +155,7 @@ class HostCollectives:
     def _gather(self, own: bytes) -> Sequence[bytes]:
         """Returns what all workers pass; empty bytes for those that are not there."""
         rank, size = self._communicator.rank, self._communicator.size
-        row = torch.frombuffer(bytearray(rank.to_bytes(_RANK_BYTES) + own), dtype=torch.uint8)
-        rows = [bytes(one.numpy()) for one in self._ask(_MEETING, row.unsqueeze(0))]
-        found = {int.from_bytes(one[:_RANK_BYTES]): one[_RANK_BYTES:] for one in rows}
+        found = meeting.by_rank(self._ask(_MEETING, meeting.row_of(rank, own)))
         if found[rank] != own:  # the hub has kept what the worker before this one passed
             if self._replaces and meeting.APART not in found.values():
                 raise RingBroken("this worker is in the place of one that is lost")

@@ -39,7 +39,9 @@ from hubring.workers.communicators.slice_exchange import Absence, SliceExchange,
 log = logging.getLogger(__name__)
 
 _MEETING = "--local, on all workers or none: which of them share a host"
-_RANK_BYTES, _ROW_BYTES = 4, 32
+_PASSED_BYTES = 28
+_EXCHANGES = 2
+"""One adds gradients, one returns answers."""
 
 
 @dataclass(eq=False)
@@ -287,19 +289,17 @@ def meet(communicator: Communicator, client: KVClient, host: str) -> HostLevel |
 
     def gather(given: bytes) -> list[bytes]:
         """Returns what the workers pass; nothing at all if this one is in the place of a lost one."""
-        row = (own.to_bytes(_RANK_BYTES) + bytes([len(given)]) + given).ljust(_ROW_BYTES, b"\0")
+        passed = (bytes([len(given)]) + given).ljust(_PASSED_BYTES, b"\0")
         call = Call(Collective.ALLGATHER, _MEETING)
-        rows = communicator.collective(call, torch.frombuffer(bytearray(row), dtype=torch.uint8)[None]).get()
-        came = [bytes(one.numpy()) for one in rows]
-        if row not in came:  # the hub has kept what the worker before this one passed
+        found = meeting.by_rank(communicator.collective(call, meeting.row_of(own, passed)).get())
+        if found.get(own) != passed:  # the hub has kept what the worker before this one passed
             return [b""] * size
-        found = {int.from_bytes(one[:_RANK_BYTES]): one[_RANK_BYTES:] for one in came}
         return [found[rank][1 : 1 + found[rank][0]] if rank in found else b"" for rank in range(size)]
 
     name = hashlib.sha256(host.encode()).digest()[:16] if host else secrets.token_bytes(16)
     ranks = [rank for rank, one in enumerate(gather(name)) if one == name]
     if len(ranks) < 2:
-        for _ in range(4):  # with the workers of other hosts
+        for _ in range(_EXCHANGES * meeting.GATHERS):  # with the workers of other hosts
             gather(b"")
         return None
 
@@ -309,7 +309,7 @@ def meet(communicator: Communicator, client: KVClient, host: str) -> HostLevel |
 
     place, opened = ranks.index(own), list[HostExchange]()
     why = "one of them cannot reach another's memory"
-    for number in range(2):  # both, whatever becomes of the first: others may have it
+    for number in range(_EXCHANGES):  # both, whatever becomes of the first: others may have it
         watch = meeting.Watch(communicator, f"{_MEETING} {number}", own, [one for one in ranks if one != own])
         try:
             connected = meeting.connect(among, "the workers of a host", ranks, place, watch.lost)
@@ -318,7 +318,7 @@ def meet(communicator: Communicator, client: KVClient, host: str) -> HostLevel |
         if connected is not None:
             connected.timeout = communicator.timeout or connected.timeout
             opened.append(connected)
-    if len(opened) == 2:
+    if len(opened) == _EXCHANGES:
         try:
             members = _members(opened[0], client.sender, ranks)
         except RingBroken as error:

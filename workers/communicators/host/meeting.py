@@ -28,6 +28,10 @@ CONNECT_SECONDS = 60.0
 SECRET_BYTES = 16
 TOGETHER, APART = b"y", b"n"
 
+GATHERS = 2
+"""How often `connect` gathers."""
+_RANK_BYTES = 4
+
 Gather = Callable[[bytes], Sequence[bytes]]
 """Returns what all members pass, by rank in the group; empty bytes for one that is not there. All pass
 equally many bytes."""
@@ -58,6 +62,16 @@ class Watch:
             if work.error is not None:
                 return RingBroken(f"rank {call.root} is lost, or has left the job: {work.error}")
         return None
+
+
+def row_of(rank: int, given: bytes) -> Tensor:
+    """Returns a rank and what it passes as a row, for a hub's allgather of equal rows."""
+    return torch.frombuffer(bytearray(rank.to_bytes(_RANK_BYTES) + given), dtype=torch.uint8)[None]
+
+
+def by_rank(rows: Tensor) -> dict[int, bytes]:
+    """Returns what each rank passes, from the rows of all that are there."""
+    return {int.from_bytes(row[:_RANK_BYTES]): row[_RANK_BYTES:] for row in map(bytes, rows.numpy())}
 
 
 def connect(

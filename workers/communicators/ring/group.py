@@ -53,10 +53,10 @@ class RingStore(Store):
         """Returns the store of another group."""
         return RingStore(self._board, f"{self._folder}.{name}", self._timeout, self._generation)
 
-    def gather(self, name: str, rank: int, own: bytes, size: int) -> list[bytes]:
-        """Returns what all ranks pass, by rank."""
+    def gather(self, name: str, rank: int, own: bytes, ranks: Iterable[int]) -> list[bytes]:
+        """Returns what these ranks pass, in their order. All of them call it."""
         self.set(f"{name}/{rank}", own)
-        return [self.get(f"{name}/{other}") for other in range(size)]
+        return [self.get(f"{name}/{other}") for other in ranks]
 
     def meet(self, rank: int, size: int, given: str) -> None:
         """Waits until all ranks have called it.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp, Store  # type: ignore[attr-defined]
+from torch.distributed import ReduceOp
 
 from hubring.workers.communicators.host import meeting
 from hubring.workers.communicators.host.reductions import reduction
@@ -95,7 +95,7 @@ class HostGroup:
 
 
 def open_host_group(
-    rank: int, size: int, store: Store, seconds: float, members: Sequence[int] = ()
+    rank: int, size: int, store: RingStore, seconds: float, members: Sequence[int] = ()
 ) -> HostGroup | None:
     """Opens the process group if all members are on one host. Every member calls it.
 
@@ -115,16 +115,12 @@ def open_host_group(
     members, rounds = members or range(size), count()
 
     def gather(own: bytes) -> list[bytes]:
-        folder = f"host{next(rounds)}"
-        store.set(f"{folder}/{rank}", own.hex())
-        return [bytes.fromhex(store.get(f"{folder}/{member}").decode()) for member in members]
+        return store.gather(f"host{next(rounds)}", rank, own, members)
 
     with connecting(rank, size, seconds):
         exchange = meeting.connect(gather, "the ring", members, members.index(rank), seconds=seconds)
     if exchange is None:
         return None
-    if rank == members[0] and isinstance(
-        store, RingStore
-    ):  # connected to all, so all have read what they need
+    if rank == members[0]:  # connected to all, so all have read what they need
         store.forget()
     return HostGroup(exchange, len(members))

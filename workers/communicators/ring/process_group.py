@@ -31,7 +31,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from hubring.ps.core.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken
 from hubring.ps.core.work import Work
 from hubring.workers.communicators.host.marks import tensor_over
-from hubring.workers.communicators.ring.group import GroupConnections, gist, open_group
+from hubring.workers.communicators.ring.group import GroupConnections, RingStore, gist, open_group
 from hubring.workers.communicators.ring.host_group import HostGroup, open_host_group
 from hubring.workers.communicators.ring.two_levels import TwoLevels
 from hubring.workers.communicators.ring.work import ConfirmedWait, Operations, RingWork
@@ -114,7 +114,7 @@ class Ring:
         self.timeout = None if patient else timeout
         limit = connect_timeout or timeout
         assert store is not None or group is not None
-        if store is not None and group is None and backend in (None, "shm"):
+        if isinstance(store, RingStore) and group is None and backend in (None, "shm"):
             group = open_host_group(rank, size, store, limit)
         self.on_host = group if isinstance(group, HostGroup) else None
         if backend == "shm" and self.on_host is None:

@@ -27,12 +27,7 @@ from torch import Tensor
 
 from hubring.ps.core.errors import RingBroken
 from hubring.ps.core.torch_internals import gloo_group
-from hubring.workers.communicators.ring.group import (
-    GroupConnections,
-    RingStore,
-    connecting,
-    gist,
-)
+from hubring.workers.communicators.ring.group import GroupConnections, RingStore, connecting, gist
 from hubring.workers.communicators.ring.host_group import HostGroup, HostHandle, open_host_group
 
 log = logging.getLogger(__name__)
@@ -219,7 +214,7 @@ def open_two_levels(
         RingBroken: A member is lost, or did not come.
     """
     with connecting(rank, size, seconds):
-        places = store.gather("host", rank, host.encode(), size)
+        places = store.gather("host", rank, host.encode(), range(size))
         hosts = [[one for one in range(size) if places[one] == place] for place in dict.fromkeys(places)]
         if len(hosts) in (1, size):
             return None
@@ -229,7 +224,7 @@ def open_two_levels(
             for way in ("up", "down")
         ]
         opened = [level for level in levels if level is not None]
-        together = store.gather("together", rank, b"y" if len(opened) == len(levels) else b"n", size)
+        together = store.gather("together", rank, b"y" if len(opened) == len(levels) else b"n", range(size))
         if b"n" in together:
             for level in opened:
                 level.close("the ring uses one level")
