@@ -70,13 +70,18 @@ def test_failing_a_ring_ends_what_is_pending_and_whatever_comes_later(ring: Rank
 
 
 def test_leaving_a_ring_fails_the_ranks_pending_operations(ring: Ranks) -> None:
+    has_left = threading.Event()
+
     def action(communicator: Communicator) -> None:
         barrier(communicator=communicator)
-        if communicator.rank == 0:
-            work = allreduce_async(torch.ones(2), communicator=communicator)
-            communicator.close(finished=True)
-            with pytest.raises(RingBroken, match=r"rank \d has left the ring"):
-                work.wait(LIMIT)
+        if communicator.rank != 0:
+            has_left.wait(LIMIT)
+            return
+        work = allreduce_async(torch.ones(2), communicator=communicator)
+        communicator.close(finished=True)
+        has_left.set()
+        with pytest.raises(RingBroken, match="rank 0 has left the ring"):
+            work.wait(LIMIT)
 
     ring.run(action)
 
@@ -84,22 +89,19 @@ def test_leaving_a_ring_fails_the_ranks_pending_operations(ring: Ranks) -> None:
 @pytest.mark.parametrize("ring", ["ring", "ring gloo"], indirect=True)  # two levels cut off other hosts
 def test_a_slow_member_is_not_called_lost(ring: Ranks) -> None:
     """The group's own timeout ends an operation of a member that the others still wait for."""
-    may_go_on, all_attached = threading.Event(), threading.Barrier(ring.size, timeout=LIMIT)
+    together = threading.Barrier(ring.size, timeout=LIMIT)
 
     def action(communicator: Communicator) -> None:
         assert isinstance(communicator, AllreduceCommunicator)
         bucket, *_ = attached(communicator)
-        all_attached.wait()
-        if communicator.rank == 1:
-            may_go_on.wait(LIMIT)
-            return
-        communicator.ring._group.set_timeout(timedelta(seconds=0.1))
+        together.wait()
         try:
-            with pytest.raises(DeadlineExceeded, match=r"Timed out.*; raise --timeout"):
-                communicator.push_pull(bucket, {}).wait(LIMIT)
+            if communicator.rank != 1:
+                communicator.ring._group.set_timeout(timedelta(seconds=0.1))
+                with pytest.raises(DeadlineExceeded, match=r"Timed out.*; raise --timeout"):
+                    communicator.push_pull(bucket, {}).wait(LIMIT)
         finally:
-            if communicator.rank == 0:
-                may_go_on.set()
+            together.wait()
 
     ring.run(action)
 
