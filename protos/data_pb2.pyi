@@ -166,7 +166,8 @@ Global___Code: _TypeAlias = Code  # noqa: Y015
 @_typing.final
 class Frame(_message.Message):
     """The header is first so that a reader can stop before the payload.
-    A frame has at most 32 KiB of header and 1 MiB of payload.
+    A frame has at most 32 KiB of header and 4 MiB of payload: more than gRPC receives unless
+    max_receive_message_length says so.
     A longer payload continues in frames without a header.
     payload_bytes of the first frame gives its length.
     """

@@ -37,7 +37,8 @@ from tests.support.transports.serving import Serving, answers, connected
 
 
 def test_grpc_serves_a_client_generated_from_the_proto() -> None:
-    with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
+    options = [("grpc.max_receive_message_length", MAX_FRAME)]
+    with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address, options) as channel:
         payload = bytes(noise(CHUNK_BYTES + 10))
         header = pb.Header(request=7, payload_bytes=len(payload), pull=pb.Pull(key=3))
         header = summed(header, payload)

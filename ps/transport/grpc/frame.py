@@ -15,8 +15,11 @@ from hubring.protos import data_pb2 as pb
 from hubring.ps.transport.base import MAX_PAYLOAD, MAX_SEALED, Message, opened, sealed, verify_header
 from hubring.ps.transport.mapping import copy, land
 
-CHUNK_BYTES = 1 << 20
-"""Maximum payload bytes of one frame."""
+CHUNK_BYTES = 4 << 20
+"""Maximum payload bytes of one frame: a slice, as most jobs cut them. Its payload is not joined from pieces then.
+
+A frame wakes two threads of Python. On 2 busy cores 100 MB there and back took 636 ms, with frames of 1 MiB 975.
+"""
 
 MAX_FRAME = CHUNK_BYTES + MAX_SEALED + 16
 """Maximum bytes of one frame: a header, a chunk and the tags and lengths of both."""

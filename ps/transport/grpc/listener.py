@@ -180,7 +180,7 @@ BOTH_ENDS = (
 )
 """Channel options of both ends. None of them is for speed, since none helps.
 
-100 MB there and back in frames of 1 MiB took 118 ms with gRPC's defaults. It took as long, within 10 ms, with
+In frames of 1 MiB, 100 MB there and back took 118 ms with gRPC's defaults. It took as long, within 10 ms, with
 HTTP/2 frames of 4 or 16 MB, a lookahead or a write buffer of 8 MB, TCP reads of 64 KB or 1 MB, a receive
 buffer of 4 MB, `optimization_target=throughput` and zero-copy sends. Without `bdp_probe`, which lets the
 window grow, it took 139 ms with gRPC's 64 KiB ahead. With READ_AHEAD no difference was measured on one host.
