@@ -96,6 +96,8 @@ class GrpcConnection:
 
     def __init__(self, address: str, lanes: int, key: ShardKey) -> None:
         self._address = address
+        self.checked = not address.startswith("unix:")
+        """Whether payloads have checksums."""
         self._ends: list[str] = []  # why each lane ended
         self._inbox: deque[Message] = deque()
         self._backlog = Backlog()
@@ -126,7 +128,7 @@ class GrpcConnection:
         if into is not None:
             request, _ = read_header(message.header)
             self._rooms[request] = into
-        self._outbox.put(to_frames(message), message.priority)
+        self._outbox.put(to_frames(message, self.checked), message.priority)
 
     def flush(self) -> None:
         """Does nothing: `send` does not buffer."""
@@ -205,7 +207,7 @@ class _Lane:
         try:
             if GREETING in self._call.initial_metadata():
                 self.opened.set()
-            assembly = Assembly(self._connection.find_room)
+            assembly = Assembly(self._connection.find_room, self._connection.checked)
             for frame in self._call:
                 message = assembly.add(frame)
                 if message is not None:

@@ -148,7 +148,9 @@ class ZmqListener:
 
     def _seal(self, route: bytes) -> Seal:
         """Returns what seals the messages of the lane with this routing id."""
-        return self._seals.get(route) or seal_of(self._key, route, self._numbers, serves=True)
+        if seal := self._seals.get(route):
+            return seal
+        return seal_of(self._key, route, self._numbers, serves=True, checked=self._unix is None)
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         if message.payload is not None and not stable:
@@ -177,10 +179,10 @@ class ZmqListener:
                 self._unix.unlink(missing_ok=True)
 
 
-def seal_of(key: ShardKey, lane: bytes, numbers: Iterator[int], *, serves: bool) -> Seal:
-    """Returns what seals the messages of one end of a lane; see `KeyedSeal`."""
+def seal_of(key: ShardKey, lane: bytes, numbers: Iterator[int], *, serves: bool, checked: bool) -> Seal:
+    """Returns what seals the messages of one end of a lane: a `KeyedSeal` if there is a key for data."""
     if not key.data_key:
-        return Seal()
+        return Seal(checked)
     from hubring.ps.transport.zmq.keyed_seal import KeyedSeal  # cryptography takes long to import
 
     return KeyedSeal(key, lane, numbers, serves=serves)

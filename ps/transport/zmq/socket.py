@@ -68,11 +68,17 @@ class Seal:
     """Prepares the messages of one end of a connection, and checks those of its other end.
 
     Without a key it finds damage, but no forgery.
+
+    Args:
+        checked: Whether payloads have checksums. They need none if they do not leave the host.
     """
+
+    def __init__(self, checked: bool = True) -> None:
+        self._checked = checked
 
     def seal(self, message: Message) -> tuple[bytes, memoryview | None]:
         """Returns the message's first part, and the payload as it travels."""
-        return sealed(message), message.payload
+        return sealed(message, self._checked), message.payload
 
     def open(self, first: bytes, parts: list[memoryview]) -> Message:
         """Returns the message of a first part and those of its payload, which it may change.
@@ -80,7 +86,7 @@ class Seal:
         Raises:
             DamagedHeader: Nothing in the message can be trusted.
         """
-        return opened(first, joined(parts))
+        return opened(first, joined(parts), self._checked)
 
 
 SCHEME, UNIX = "tcp://", "ipc://"

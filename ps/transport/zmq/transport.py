@@ -226,7 +226,7 @@ class _Lane:
         self._address = address
         self.lost = ""
         """How the lane ended, as a clause; empty while it is open."""
-        self.seal = seal_of(key, name, itertools.count(), serves=False)
+        self.seal = seal_of(key, name, itertools.count(), serves=False, checked=address.startswith(SCHEME))
         host = address.removeprefix(SCHEME).rpartition(":")[0].strip("[]")
         self.dealer = sockets.open(zmq.DEALER, host)
         self.dealer.routing_id = name

@@ -62,6 +62,13 @@ def test_a_payload_that_is_missing_or_too_much_does_not_match() -> None:
     assert opened(sealed(encode_request(Pull(SENDER, 4), 2**20)), memoryview(b"\0")).damage
 
 
+def test_what_stays_on_the_host_has_a_checked_header_and_an_unchecked_payload() -> None:
+    header = sealed(PUSHED, checked=False)
+    assert opened(header, memoryview(b"any"), checked=False) == Message(PUSHED.header, memoryview(b"any"))
+    with pytest.raises(DamagedHeader):
+        opened(header[:-1] + bytes([header[-1] ^ 1]), None, checked=False)
+
+
 def test_the_origin_of_a_damaged_message_is_its_number_and_sender_if_its_header_is_readable() -> None:
     number, sender = origin(PUSHED)
     assert (number, sender.rank) == (2**20, 3)
