@@ -104,6 +104,7 @@ class JoinRequest(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     BRINGS_SHARD_FIELD_NUMBER: _builtins.int
     MIN_WORKERS_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     token: _builtins.str
     """random, one per worker process: identifies a repeated Join"""
@@ -121,6 +122,8 @@ class JoinRequest(_message.Message):
     """the worker has started the shard that BRING_SHARD asked for"""
     min_workers: _builtins.int
     """ring: members with which training continues after a loss; 0: it does not"""
+    local: _builtins.bool
+    """the workers of a host exchange among themselves first"""
     def __init__(
         self,
         *,
@@ -134,10 +137,11 @@ class JoinRequest(_message.Message):
         pid: _builtins.int = ...,
         brings_shard: _builtins.bool = ...,
         min_workers: _builtins.int = ...,
+        local: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brings_shard", b"brings_shard", "host", b"host", "job", b"job", "min_workers", b"min_workers", "pid", b"pid", "protocol", b"protocol", "rank", b"rank", "token", b"token", "topology", b"topology", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brings_shard", b"brings_shard", "host", b"host", "job", b"job", "local", b"local", "min_workers", b"min_workers", "pid", b"pid", "protocol", b"protocol", "rank", b"rank", "token", b"token", "topology", b"topology", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

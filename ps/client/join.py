@@ -61,7 +61,13 @@ def prove(address: str, token_file: Path | None, own: OwnCertificate, *, insecur
 
 
 def join_request(
-    host: str, job: str, topology: str, rank: int | None, world_size: int | None, min_workers: int
+    host: str,
+    job: str,
+    topology: str,
+    rank: int | None,
+    world_size: int | None,
+    min_workers: int,
+    local: bool,
 ) -> pb.JoinRequest:
     """Returns the request of this process, which the server knows again by its token."""
     return pb.JoinRequest(
@@ -74,6 +80,7 @@ def join_request(
         host=host,
         pid=os.getpid(),
         min_workers=min_workers,
+        local=local,
     )
 
 

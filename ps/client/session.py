@@ -77,6 +77,7 @@ class Session:
         log_format: Log format of the shard that this worker starts.
         trace: Folder for that shard's trace; empty for no trace.
         min_workers: Members with which a ring continues after a loss; 0: it does not continue.
+        local: Whether the workers of a host exchange among themselves first.
 
     Raises:
         ServerUnreachable: No server answers at `address` within 10 seconds.
@@ -98,6 +99,7 @@ class Session:
         log_format: LogFormat = "text",
         trace: str = "",
         min_workers: int = 0,
+        local: bool = False,
     ) -> None:
         self.address, self.host = address, socket.gethostname()
         self.step = 0
@@ -132,7 +134,7 @@ class Session:
         access = prove(address, token_file, own, insecure=insecure)
         self._channel = open_channel(address, access, FAST_REDIAL)
         self._stub = ControlStub(self._channel)
-        request = join_request(self.host, job, topology, rank, world_size, min_workers)
+        request = join_request(self.host, job, topology, rank, world_size, min_workers, local)
         self._presence = OpenCall(lambda: self._stub.Connect(pb.ConnectRequest(token=request.token)))
         self._admission = Admission(
             address, self._stub, access, own, log_format, trace, began, self._presence

@@ -175,6 +175,7 @@ def checked_joiner(request: pb.JoinRequest) -> Joiner:
         host=clean(request.host),
         pid=request.pid,
         min_workers=request.min_workers,
+        local=request.local,
         rank=None if request.rank < 0 else request.rank,
         world_size=request.world_size or None,
         brings_shard=request.brings_shard,

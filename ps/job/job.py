@@ -29,6 +29,8 @@ class JobState:
     first_incarnation: int = 1
     name: str = ""
     topology: str = ""
+    local: bool = False
+    """Whether the workers of a host exchange among themselves first."""
     averages: bool = False
     """Whether the hub only averages. Then no worker can join after the start."""
     exchanged: bool = False
@@ -93,7 +95,7 @@ class Job(JobState):
             waits: Whether the worker waits for its place, and sends no heartbeats yet.
 
         Raises:
-            ConfigError: The job, topology or world size differs, or no rank is free.
+            ConfigError: The job, topology, world size or `--local` differs, or no rank is free.
             JobFailed: The job has failed, and its last workers have not left yet.
         """
         if self.failure is not None:
@@ -102,7 +104,7 @@ class Job(JobState):
         if self.membership is None:
             world_size = self._workers or joiner.world_size or 1
             self.membership = Membership(world_size, self._lease, self.first_incarnation)
-            self.name, self.topology = joiner.job, joiner.topology
+            self.name, self.topology, self.local = joiner.job, joiner.topology, joiner.local
             self.generations = Generations(joiner.min_workers)
         known, step = self.membership.holds(joiner.token), self.step
         member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now, waits=waits)
@@ -140,6 +142,9 @@ class Job(JobState):
                 f"this worker uses --topology {joiner.topology}, but the job uses --topology {self.topology};"
                 " start all workers with the same --topology"
             )
+        if joiner.local != self.local:
+            given = ("has no --local, but the job has it", "has --local, but the job has not")[joiner.local]
+            raise ConfigError(f"this worker {given}; start all workers with --local, or none")
         self.generations.check(joiner.min_workers)
 
     def ends_before(self, joiner: Joiner) -> bool:

@@ -35,6 +35,8 @@ class Joiner:
     world_size: int | None = None
     min_workers: int = 0
     """Members with which a ring continues after a loss; 0: a ring ends with its first loss."""
+    local: bool = False
+    """Whether the workers of a host exchange among themselves first."""
     brings_shard: bool = False
     """Whether the worker has started the shard that `--colocate` requires."""
 

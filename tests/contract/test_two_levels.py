@@ -11,11 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.host import meeting
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
-from hubring.workers.communicators.ring.healing import generations
 from hubring.workers.communicators.ring.healing.healing_ring import HealingRing
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear, squares
@@ -93,12 +91,6 @@ def test_hosts_whose_ranks_cannot_share_memory_use_one_level(
     assert told.startswith("--local has no effect: on the hosts of ranks [")
 
 
-def test_ranks_that_disagree_are_refused() -> None:
-    ranks: type[RingRanks] = type("one without", (TwoLevelRingRanks,), {"hosts": "AA"})
-    with pytest.raises(ConfigError, match="rank 2 has no --local, but rank 0 has --local; start all workers"):
-        ranks.run_once(lambda communicator: communicator.rank)
-
-
 STEPS, LOST_IN = 5, 2
 
 
@@ -131,28 +123,3 @@ def test_a_ring_that_heals_keeps_its_two_levels(lost: int) -> None:
         assert hosts == 2
         torch.testing.assert_close(one, values(alone))
         torch.testing.assert_close(one, trained[0][0], rtol=0, atol=0)
-
-
-def test_a_newcomer_without_the_setting_is_refused_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(generations, "CONNECT_SECONDS", 1.0)  # in which they wait for it
-    ranks = HealingRanks(2)
-    ranks.hosts = "AB"
-
-    def live(ring: HealingRing) -> Any:
-        model = linear(0)
-        if ring.late:
-            with pytest.raises(ConfigError, match="rank 0 has --local, but rank 2 has no --local"):
-                DistributedOptimizer(momentum(model), model, communicator=ring)
-            return ranks.lose(2)
-        optimizer = DistributedOptimizer(momentum(model), model, communicator=ring)
-        if ring.rank == 0:
-            ranks.release()
-        ranks.await_newcomer()
-        for step in range(STEPS):
-            take(optimizer, squares(model, step, ring.rank))
-            ring.between_steps(step + 1)
-        return ring.size
-
-    assert together(ranks, live, 2) == [2, 2, None]

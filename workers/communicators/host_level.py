@@ -38,7 +38,7 @@ from hubring.workers.communicators.slice_exchange import Absence, SliceExchange,
 
 log = logging.getLogger(__name__)
 
-_MEETING = "--local, on all workers or none: which of them share a host"
+_MEETING = "--local: which workers share a host"
 _PASSED_BYTES = 28
 _EXCHANGES = 2
 """One adds gradients, one returns answers."""

@@ -318,6 +318,7 @@ def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, jo
         insecure=config.insecure,
         trace=str(config.trace or ""),
         min_workers=config.min_workers or 0,
+        local=config.local,
     )
     origin.role = f"w{session.sender.rank}"
     topology.note_shared_gpu(device, placement, session.neighbours)

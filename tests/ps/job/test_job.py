@@ -37,6 +37,18 @@ def test_the_world_is_as_large_as_the_first_launcher_says_or_one() -> None:
         assert begun.membership.world_size == expected
 
 
+@pytest.mark.parametrize(
+    ("local", "says"),
+    [(True, "has no --local, but the job has it"), (False, "has --local, but the job has not")],
+)
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_workers_of_one_job_all_have_local_or_none(topology: str, local: bool, says: str) -> None:
+    begun = job()
+    begun.admit(joiner("a", topology=topology, local=local), 0.0)
+    with pytest.raises(ConfigError, match=f"this worker {says}; start all workers with --local, or none"):
+        begun.admit(joiner("b", topology=topology, local=not local), 0.0)
+
+
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_a_worker_whose_step_was_refused_ends_a_job_in_lockstep(lockstep: bool) -> None:
     running = Job(workers=2, lease_seconds=5.0, keep_going=True, lockstep=lockstep)

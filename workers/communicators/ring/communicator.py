@@ -125,7 +125,7 @@ class AllreduceCommunicator(Communicator):
                 return
             if self._results is None:  # members of a ring that heals have met
                 with self.waiting:
-                    self._store.meet(self.rank, self.size, "--local" if self._local else "no --local")
+                    self._store.meet(self.rank, self.size)
             try:
                 self._open_all()
             except HubringError as error:

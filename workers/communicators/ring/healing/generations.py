@@ -28,7 +28,7 @@ from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.communicators.ring import collectives
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
-from hubring.workers.communicators.ring.group import RingStore, unlike
+from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.healing.samples import Epoch, Position, Samples
 from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.results import CallResult, CallResults, results_of
@@ -184,7 +184,6 @@ class Note(NamedTuple):
         positions: Its position in the samples of each sampler.
         histories: What a newcomer must know of each sampler, by iteration.
         sends: The numbers of the transfers that it has begun to send, and sends again.
-        given: Settings that must be the same on all members.
     """
 
     rank: int
@@ -194,7 +193,6 @@ class Note(NamedTuple):
     positions: tuple[Position, ...] = ()
     histories: tuple[dict[int, Epoch], ...] = ()
     sends: tuple[int, ...] = ()
-    given: str = ""
 
 
 class Agreed(NamedTuple):
@@ -251,7 +249,6 @@ class RingMeeting:
         local: str = "",
     ) -> None:
         self.identity = identity
-        self._given = "--local" if local else "no --local"
         self.compress = compress
         self._board = board
         self._connect_seconds = CONNECT_NCCL_SECONDS if backend == "nccl" else CONNECT_SECONDS
@@ -275,19 +272,12 @@ class RingMeeting:
             boundary: Whether this member is between two steps.
 
         Raises:
-            ConfigError: This member has other settings than those that stay, or in the first generation
-                than another one.
             HubringError: The job has failed.
         """
-        note = note._replace(given=self._given)
         named = self._board.regroup(generation, msgspec.json.encode(note).decode(), boundary=boundary)
         members = tuple(member.rank for member in named.members)
         notes = tuple(_notes.decode(member.note) for member in named.members)
         stays = tuple(note.rank for note, one in zip(notes, named.members, strict=True) if not one.newcomer)
-        # A newcomer that is unlike those that stay ends alone. They come first.
-        for rank, one in zip(members[: len(stays) or None], notes, strict=False):
-            if one.given != self._given:
-                raise unlike(rank, one.given, self.identity, self._given)
         return Agreed(named.number, members, notes, stays, named.boundary)
 
     def connect(self, agreed: Agreed, results: CallResults) -> AllreduceCommunicator:
