@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -185,6 +186,15 @@ def test_workers_that_cannot_connect_push_their_own(
     monkeypatch.setattr(meeting, fault, fails_once)
     assert TwoLevels.run_once(train) == expected
     assert "--local has no effect for ranks" in caplog.text
+
+
+def test_a_worker_without_another_on_its_host_says_that_it_pushes_its_own(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO):
+        UnevenHosts.run_once(lambda communicator: train(communicator, range(1)))
+    assert caplog.text.count("--local has no effect for rank") == 1
+    assert "rank 3: it shares its host with no other worker" in caplog.text
 
 
 def test_ranks_of_a_host_that_send_in_other_orders_push_their_own() -> None:

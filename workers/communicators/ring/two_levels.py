@@ -217,6 +217,9 @@ def open_two_levels(
         places = store.gather("host", rank, host.encode(), range(size))
         hosts = [[one for one in range(size) if places[one] == place] for place in dict.fromkeys(places)]
         if len(hosts) in (1, size):
+            if rank == 0:
+                why = "all ranks are on one host" if len(hosts) == 1 else "each rank has a host of its own"
+                log.info("--local has no effect: %s", why)
             return None
         members = next(one for one in hosts if rank in one)
         levels = [
