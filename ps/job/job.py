@@ -30,7 +30,6 @@ class JobState:
     name: str = ""
     topology: str = ""
     local: bool = False
-    """Whether the workers of a host exchange among themselves first."""
     averages: bool = False
     """Whether the hub only averages. Then no worker can join after the start."""
     exchanged: bool = False
@@ -137,14 +136,10 @@ class Job(JobState):
                 f"the job has started; no worker can join {kind} after its start."
                 " Wait until the job finishes, or start another server"
             )
-        if joiner.topology != self.topology:
-            raise ConfigError(
-                f"this worker uses --topology {joiner.topology}, but the job uses --topology {self.topology};"
-                " start all workers with the same --topology"
-            )
-        if joiner.local != self.local:
-            given = ("has no --local, but the job has it", "has --local, but the job has not")[joiner.local]
-            raise ConfigError(f"this worker {given}; start all workers with --local, or none")
+        if (joiner.topology, joiner.local) != (self.topology, self.local):
+            given = [f"--topology {one.topology}{' --local' * one.local}" for one in (joiner, self)]
+            text = "this worker uses {}, but the job uses {}; start all workers with the same flags"
+            raise ConfigError(text.format(*given))
         self.generations.check(joiner.min_workers)
 
     def ends_before(self, joiner: Joiner) -> bool:

@@ -37,15 +37,14 @@ def test_the_world_is_as_large_as_the_first_launcher_says_or_one() -> None:
         assert begun.membership.world_size == expected
 
 
-@pytest.mark.parametrize(
-    ("local", "says"),
-    [(True, "has no --local, but the job has it"), (False, "has --local, but the job has not")],
-)
+@pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("topology", ["hub", "ring"])
-def test_workers_of_one_job_all_have_local_or_none(topology: str, local: bool, says: str) -> None:
+def test_workers_of_one_job_all_have_local_or_none(topology: str, local: bool) -> None:
     begun = job()
     begun.admit(joiner("a", topology=topology, local=local), 0.0)
-    with pytest.raises(ConfigError, match=f"this worker {says}; start all workers with --local, or none"):
+    one, other = f"--topology {topology} --local", f"--topology {topology}"
+    uses = "uses {}, but the job uses {};".format(*((other, one) if local else (one, other)))
+    with pytest.raises(ConfigError, match=f"this worker {uses} start all workers with the same flags"):
         begun.admit(joiner("b", topology=topology, local=not local), 0.0)
 
 

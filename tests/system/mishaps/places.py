@@ -136,7 +136,7 @@ PLACES = [
     Mishap(
         "the other workers use another topology",
         "the worker",
-        Says("job uses --topology hub", "worker uses --topology ring", "with the same --topology"),
+        Says("job uses --topology hub", "worker uses --topology ring", "with the same flags"),
         lambda stage: a_second_worker(stage, (), "--topology", "ring"),
     ),
     Mishap(
