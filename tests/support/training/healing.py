@@ -87,7 +87,7 @@ class HealingRanks:
     def lose(self, rank: int) -> None:
         """Ends a member as a kill does: its connections close, and the server notices.
 
-        It waits until all members have a ring: the others must not meet without it first, and hear of the loss.
+        It waits until all members have a ring. They must not meet without it, and must hear of the loss.
         """
         with self._changed:
             assert self._changed.wait_for(lambda: self.rings.keys() >= self.live.keys(), LIMIT), self.rings

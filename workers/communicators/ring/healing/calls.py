@@ -183,7 +183,7 @@ class Calls:
 
         def accept() -> bool:
             with self._lock:
-                # A collective with a result counts in this member's note, though its generation ends meanwhile.
+                # A collective with a result counts in the note, even if the generation ends before its call.
                 open_ = self._ring is ring or call.collective is not Collective.TRANSFER
                 pending.accepted = pending.accepted or (open_ and pending in self._pending)
             return pending.accepted
