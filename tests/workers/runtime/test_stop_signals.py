@@ -34,10 +34,7 @@ def step():
 for _ in range(2):
     step()
 """
-SOON_STUCK = """
-from hubring.workers.runtime import stop_signals
-stop_signals.STUCK_SECONDS = 0.2
-"""
+SOON_STUCK = "from hubring.workers.runtime import stop_signals\nstop_signals.STUCK_SECONDS = 0.2\n"
 TERM = "signal.raise_signal(signal.SIGTERM)\n"
 EVALUATE = "for _ in range(60_000): time.sleep(0.01)\n"
 

@@ -135,12 +135,9 @@ class RingScheduler:
     def abort(self, error: HubringError) -> None:
         """Ends all collectives on all members, and waits until none is left on this one."""
         self.ring.abort(error)  # first: without its call, this member would take part with zeros
-        with self._changed:
-            self._end = self._end or error
-            self._changed.notify()
-        self._thread.join()
-        with self._serving:  # a caller's thread may run one; if that has a result, its call must not fail
+        with self._serving:  # if the one that runs has its result, its call must not fail
             self._stop(error)
+        self._thread.join()
 
     def end(self, error: HubringError) -> list[PendingCall]:
         """Ends all collectives on all members, and returns the calls that have no result; needs `forward`.
