@@ -94,7 +94,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("before", [TRAIN + TERM, "import signal, time"], ids=["trained", "before init"])
+@pytest.mark.parametrize("before", [TRAIN + TERM, "import signal, time\n"], ids=["trained", "before init"])
 def test_a_script_that_catches_the_error_cleans_up_as_long_as_it_needs(tmp_path: Path, before: str) -> None:
     done = ended(tmp_path, CLEAN_UP, before)
     assert "cleaned up" in done.stdout, done.stderr
