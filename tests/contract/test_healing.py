@@ -146,6 +146,31 @@ def test_a_collective_that_is_called_while_the_members_change_ends(monkeypatch: 
     assert together(ranks, live) == [1.0, None, 1.0]
 
 
+def test_a_result_counts_though_the_members_change_before_its_call_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise member 2 would run its first call again, with the others' second one."""
+    ranks, note = HealingRanks(3), CallResults.note
+
+    def notes(results: CallResults, *given: Any) -> None:
+        note(results, *given)
+        ring = ranks.rings[2]
+        if ring._results is results and ring.generation == 1:
+            until(lambda: ring._calls._ring is None)
+
+    monkeypatch.setattr(CallResults, "note", notes)
+
+    def live(ring: HealingRing) -> Any:
+        own = ring.rank
+        means = [allreduce(torch.tensor([float(own)]), name="mean", communicator=ring).item()]
+        if own == 1:
+            ranks.lose(1)
+            return ranks.beat()
+        return [*means, allreduce(torch.tensor([10.0 + own]), name="mean", communicator=ring).item()]
+
+    assert together(ranks, live) == [[1.0, 11.0], None, [1.0, 11.0]]
+
+
 def test_a_group_ends_with_the_members_that_made_it() -> None:
     ranks, made = HealingRanks(3), threading.Barrier(3, timeout=LIMIT)
 

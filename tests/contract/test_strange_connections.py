@@ -42,6 +42,13 @@ def connected(address: str, source: str = "127.0.0.1") -> socket.socket:
     return socket.create_connection((host, int(port)), PATIENCE, (source, 0))
 
 
+@pytest.fixture(autouse=True)
+def handshakes_do_not_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However busy the machine is: strangers stay until others take their places."""
+    monkeypatch.setattr(zmq_socket, "HANDSHAKE_MS", 3_600_000)
+    monkeypatch.setattr(newcomers, "_HANDSHAKE_SECONDS", 3600.0)
+
+
 class Guarded(Serving):
     """A ZeroMQ listener with a lock. Its end closes the connections that were opened here."""
 

@@ -85,9 +85,12 @@ class HealingRanks:
         assert self._newcomer_came.wait(LIMIT)
 
     def lose(self, rank: int) -> None:
-        """Ends a member as a kill does: its connections close, and the server notices."""
+        """Ends a member as a kill does: its connections close, and the server notices.
+
+        It waits until all members have a ring. They must not meet without it, and must hear of the loss.
+        """
         with self._changed:
-            assert self._changed.wait_for(lambda: rank in self.rings, LIMIT), f"rank {rank} has no ring"
+            assert self._changed.wait_for(lambda: self.rings.keys() >= self.live.keys(), LIMIT), self.rings
             del self.live[rank]
             self._changed.notify_all()
         self.rings[rank].close(finished=False)

@@ -45,8 +45,9 @@ _made: list[Checkpoints] = []
 
 
 def checkpoints(folder: Path, communicator: Communicator | None = None, every: float = 1e6) -> Checkpoints:
-    _made.append(Checkpoints(folder, every, communicator or LocalCommunicator(), "train.py"))
-    return _made[-1]
+    made = Checkpoints(folder, every, communicator or LocalCommunicator(), "train.py")
+    _made.append(made)
+    return made  # not the last: each rank has a thread
 
 
 @pytest.fixture(autouse=True)

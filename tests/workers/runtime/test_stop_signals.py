@@ -22,7 +22,7 @@ RUN = """
 import sys
 from hubring.workers.runtime import stop_signals
 from hubring.workers.programs import ps_worker
-stop_signals.GRACE_SECONDS = stop_signals.STUCK_SECONDS = 0.2
+stop_signals.GRACE_SECONDS = 0.2
 sys.argv[0] = "ps-worker"
 ps_worker.main()
 """
@@ -34,6 +34,7 @@ def step():
 for _ in range(2):
     step()
 """
+SOON_STUCK = "from hubring.workers.runtime import stop_signals\nstop_signals.STUCK_SECONDS = 0.2\n"
 TERM = "signal.raise_signal(signal.SIGTERM)\n"
 EVALUATE = "for _ in range(60_000): time.sleep(0.01)\n"
 
@@ -46,7 +47,7 @@ def ended(folder: Path, script: str, before: str = TRAIN) -> subprocess.Complete
 
 
 NOTICE = "signal.raise_signal(signal.SIGUSR1)\ntime.sleep(1)\n"
-DEAF = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+DEAF = f"{SOON_STUCK}signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
 LONG = "time.sleep(1)\nstep()\n"
 GRACE = "SIGTERM: stopping after this step, or if none ends within 0 s; send it again"
 
@@ -83,7 +84,7 @@ def test_every_step_after_a_signal_has_the_whole_grace(monkeypatch: pytest.Monke
     signals._watch(worker, signal.SIGTERM, clock)  # type: ignore[arg-type]
 
 
-CLEAN_UP = """
+CLEAN_UP = f"""{SOON_STUCK}
 try:
     signal.raise_signal(signal.SIGINT)
     time.sleep(60)
@@ -93,18 +94,16 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("before", [TRAIN + TERM, "import signal, time"], ids=["trained", "before init"])
+@pytest.mark.parametrize("before", [TRAIN + TERM, "import signal, time\n"], ids=["trained", "before init"])
 def test_a_script_that_catches_the_error_cleans_up_as_long_as_it_needs(tmp_path: Path, before: str) -> None:
     done = ended(tmp_path, CLEAN_UP, before)
     assert "cleaned up" in done.stdout, done.stderr
 
 
-STUCK = """
-import ctypes, os, signal, threading
-library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
-for _ in range(2):
-    library.pthread_mutex_lock(mutex)
+# The signal comes during the call, which ends with this process.
+STUCK = f"""{SOON_STUCK}
+import ctypes
+ctypes.CDLL(None).system(b"exec >/dev/null 2>&1; kill $PPID; while kill -0 $PPID; do sleep 0.1; done")
 """
 
 

@@ -135,10 +135,9 @@ class RingScheduler:
     def abort(self, error: HubringError) -> None:
         """Ends all collectives on all members, and waits until none is left on this one."""
         self.ring.abort(error)  # first: without its call, this member would take part with zeros
-        self._stop(error)
+        with self._serving:  # if the one that runs has its result, its call must not fail
+            self._stop(error)
         self._thread.join()
-        with self._serving:  # a caller's thread may run one
-            pass
 
     def end(self, error: HubringError) -> list[PendingCall]:
         """Ends all collectives on all members, and returns the calls that have no result; needs `forward`.

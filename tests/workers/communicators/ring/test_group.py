@@ -86,7 +86,7 @@ def test_a_group_that_does_not_connect_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     with pytest.raises(RingBroken, match="rank 1 did not publish"):
         ring_of(0, RingStore(SharedNotes(), "ring", 0.1))
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before  # earlier tests' own may end meanwhile
 
 
 def test_a_ring_that_is_aborted_leaves_no_listener_though_something_keeps_it() -> None:

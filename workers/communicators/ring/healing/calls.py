@@ -183,8 +183,9 @@ class Calls:
 
         def accept() -> bool:
             with self._lock:
-                mine = self._ring is ring and pending in self._pending
-                pending.accepted = pending.accepted or mine
+                # A collective with a result counts in the note, even if the generation ends before its call.
+                open_ = self._ring is ring or call.collective is not Collective.TRANSFER
+                pending.accepted = pending.accepted or (open_ and pending in self._pending)
             return pending.accepted
 
         def ended(work: Work) -> None:
