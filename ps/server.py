@@ -266,6 +266,7 @@ class Server:
         if self._signals and number not in (signal.SIGINT, self._signals[-1]):
             return  # SLURM sends its notice first and SIGTERM later; both request the same stop
         self._signals.append(number)
+        coordinator.fleet.before_call()  # a standby knows of the request before a person reads of it
         if len(self._signals) > 1:
             log.warning("%s again: quitting now", number.name)
             self._quit.set()

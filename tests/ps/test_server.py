@@ -44,6 +44,15 @@ async def test_a_stop_request_does_not_hide_the_exit_code_of_a_failed_job(
     assert server._exit_code(coordinator) == code
 
 
+async def test_a_stop_request_is_on_record_before_it_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    server, coordinator = Server(ServerConfig()), Hub().coordinator
+    recorded: list[tuple[list[signal.Signals], str]] = []
+    coordinator.fleet.before_call = lambda: recorded.append(([*server._signals], caplog.text))
+    server._on_signal(signal.SIGTERM, coordinator)
+    assert recorded == [([signal.SIGTERM], "")]
+    assert "SIGTERM: the server stops" in caplog.text
+
+
 async def test_a_server_that_takes_over_from_one_that_was_ending_does_not_miss_its_shards() -> None:
     server, hub = Server(ServerConfig(once=True)), Hub(once=True)
     shards: Children[Any] = Children()

@@ -74,13 +74,33 @@ def test_rows_that_lose_their_coordinator_fail_and_one_with_a_standby_goes_on(
     }
 
 
+HOLDS = """
+import time
+from pathlib import Path
+
+import hubring
+from tests.support.scripts import measured
+
+def report(**metrics):
+    reports(**metrics)
+    while hubring.size() > 1 and not Path(__file__).with_name("go").exists():
+        Path(__file__).with_name("holding").touch()
+        time.sleep(0.02)
+
+reports, hubring.report = hubring.report, report
+measured.main()
+"""
+"""As `measured.py`, but several workers hold after their first step until `go` is there."""
+
+
 @pytest.mark.full
 def test_a_killed_comparison_resumes_without_repeating_runs(cluster: Cluster, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    words = measured(3000, "--rows", "local,hub-bsp", "--seeds", "1", "--out", str(out))
+    out, script = tmp_path / "out", tmp_path / "holds.py"
+    script.write_text(HOLDS)
+    words = measured(60, "--rows", "local,hub-bsp", "--seeds", "1", "--out", str(out))
+    words[words.index(MEASURED)] = str(script)
     killed = cluster.run("killed", COMPARE, *words)
-    record = out / "runs" / LABELS[1] / "record 0.jsonl"
-    killed.until(lambda: record.exists() and record.stat().st_size > 0, "its second run")
+    killed.until((tmp_path / "holding").exists, "its second run")
     children = below(killed.process.pid)
     killed.process.send_signal(signal.SIGKILL)
     killed.wait()
@@ -90,6 +110,7 @@ def test_a_killed_comparison_resumes_without_repeating_runs(cluster: Cluster, tm
         time.sleep(0.05)
     before = finished(out)
     assert list(before) == LABELS[:1]
+    cluster.go.touch()
     again = cluster.run("again", COMPARE, *words)
     again.done()
     after = finished(out)

@@ -57,7 +57,7 @@ def test_all_services_are_probed_and_told_by_reflection(cluster: Cluster) -> Non
 
 def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster) -> None:
     server, address = cluster.server()
-    (worker,) = cluster.held(address, count=1)
+    (worker,) = cluster.held(address, count=1, steps=1_000_000)
     with asking(address) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         until(channel, "ready", SERVING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +17,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.full]
 SERVER = ("--workers", "2", "--once", "--no-page", "--standby", "1")
 
 
-def start(cluster: Cluster, address: str, steps: int = 200) -> list[Program]:
-    """Starts two workers that train for some seconds."""
-    return [cluster.worker(address, SMALL, str(steps), "16", "pace", "0.02") for _ in range(2)]
+def start(cluster: Cluster, address: str) -> list[Program]:
+    """Starts two workers that train until the server is asked to stop."""
+    return [cluster.worker(address, SMALL, "1000000", "16", "pace", "0.02") for _ in range(2)]
+
+
+def stop(server: Program, workers: list[Program]) -> dict[str, Any]:
+    """Stops the job, whose workers and server have taken the same steps; returns the server's result."""
+    server.process.send_signal(signal.SIGTERM)
+    steps = [worker.done(75)["steps"] for worker in workers]
+    result = server.done(75)
+    assert steps == [result["steps"]] * 2
+    return result
 
 
 def with_joined_host(
-    cluster: Cluster, *flags: str, steps: int = 200
+    cluster: Cluster, *flags: str
 ) -> tuple[Program, list[Program], Program, list[dict[str, Any]]]:
     """Starts a server, its workers and a joined host; returns them, and the shards' status in training."""
     server, address = cluster.server(*SERVER, "--await-shards", "1", *flags)
     join = cluster.run("join", "hubring.ps.cli", *("start", "--join", address, "--standby", "1"))
-    workers = start(cluster, address, steps)
+    workers = start(cluster, address)
     trained(server, cluster, address)
     return server, workers, join, cluster.status(address)["shards"]
 
@@ -52,13 +62,12 @@ def test_a_frozen_shard_is_replaced_and_gives_way_to_a_standby(cluster: Cluster)
     os.kill(pid, signal.SIGSTOP)
     server.until_said("has taken its place, and no step is lost")
     server.until_said(f"(pid {pid}) was killed by signal 9 (SIGKILL); starting a standby")
-    assert [program.wait() for program in (server, *workers)] == [0, 0, 0]
-    assert server.result()["failovers"] == 1
+    assert stop(server, workers)["failovers"] == 1
 
 
 def test_a_frozen_standby_is_given_up_and_another_one_takes_the_place_of_the_shard(cluster: Cluster) -> None:
     server, address = cluster.server(*SERVER)
-    workers = start(cluster, address, steps=1000)
+    workers = start(cluster, address)
     row = trained(server, cluster, address)
     frozen = row["standby"]["pid"]
     os.kill(frozen, signal.SIGSTOP)
@@ -68,39 +77,52 @@ def test_a_frozen_standby_is_given_up_and_another_one_takes_the_place_of_the_sha
     server.until(lambda: server.said().count("follows shard 0") == 2, "another standby")
     os.kill(row["pid"], signal.SIGKILL)
     server.until_said("has taken its place, and no step is lost")
-    assert [program.wait() for program in (server, *workers)] == [0, 0, 0]
-    assert server.result()["steps"] == 1000
+    stop(server, workers)
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_joined_host_goes_on_without_the_shard_that_it_lost(cluster: Cluster, frozen: bool) -> None:
-    server, workers, join, rows = with_joined_host(cluster, "--lease", "5", steps=1000)
+    server, workers, join, rows = with_joined_host(cluster, "--lease", "5")
     theirs = join.children("hubring.ps.shard.process")
     pid = next(row["pid"] for row in rows if row["pid"] in theirs)
     os.kill(pid, signal.SIGSTOP if frozen else signal.SIGKILL)
     server.until_said("has taken its place, and no step is lost")
     join.until_said(f"(pid {pid}) was killed by signal 9 (SIGKILL); starting a standby")
-    assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
+    stop(server, workers)
+    join.done()
 
 
 def test_a_joined_host_goes_on_without_a_standby_that_was_given_up(cluster: Cluster) -> None:
-    server, workers, join, rows = with_joined_host(cluster, "--lease", "5", steps=1000)
+    server, workers, join, rows = with_joined_host(cluster, "--lease", "5")
     theirs = join.children("hubring.ps.shard.process")
     (pid,) = [row["standby"]["pid"] for row in rows if row["standby"]["pid"] in theirs]
     os.kill(pid, signal.SIGSTOP)
     server.until_said("goes on without a standby")
     join.until_said(f"a standby process (pid {pid}) was killed by signal 9 (SIGKILL); starting a standby")
-    assert [program.wait() for program in (server, *workers, join)] == [0, 0, 0, 0]
+    stop(server, workers)
+    join.done()
 
 
-def test_a_standby_that_is_killed_before_it_registers_fails_no_job(cluster: Cluster) -> None:
-    server, address = cluster.server(*SERVER)
+GATED = """
+import sys, time
+from pathlib import Path
+while sys.orig_argv[-1] == "hubring.ps.shard.process" and Path(__file__).with_name("shut").exists():
+    time.sleep(0.02)
+"""
+"""Such a shard waits while a file is there, before it registers."""
+
+
+def test_a_standby_that_is_killed_before_it_registers_fails_no_job(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(GATED)
+    server, address = cluster.server(*SERVER, within=["env", f"PYTHONPATH={tmp_path}"])
     workers = start(cluster, address)
     standby = trained(server, cluster, address)["standby"]["pid"]
     known = set(shards())
+    (shut := tmp_path / "shut").touch()
     os.kill(standby, signal.SIGKILL)
     server.until(lambda: set(shards()) - known != set(), "another standby")
     (pid,) = set(shards()) - known
     os.kill(pid, signal.SIGKILL)
-    server.until_said(f"(pid {pid}) was killed by signal 9 (SIGKILL); starting a standby in 1 s")
-    assert [program.wait() for program in (server, *workers)] == [0, 0, 0]
+    server.until_said(f"(pid {pid}) was killed by signal 9 (SIGKILL); starting a standby")
+    shut.unlink()
+    stop(server, workers)

@@ -57,7 +57,7 @@ def a_second_worker(stage: Stage, first: Sequence[str], *flags: str) -> Program:
 
 def too_few(stage: Stage) -> Program:
     _, address = stage.cluster.server("--workers", "3")
-    stage.cluster.worker(address, SMALL, "5")
+    stage.cluster.worker(address, SMALL, "5").until_said("waiting for 2 of 3 workers")
     return stage.worker("--server", address, "--timeout", "8", SMALL, "5")
 
 
