@@ -86,13 +86,16 @@ def test_a_lost_message_is_resent_and_counts_once(start: Start, body: str, atten
     assert shard.loop.store.stats().pushes == 4
 
 
-def test_a_push_that_waits_for_another_worker_is_not_sent_again(start: Start) -> None:
+def test_a_push_that_waits_for_another_worker_is_not_sent_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_requests, "ANSWER_SECONDS", SOON)  # however busy the shard is
     shard = start(BSP(), 2)
     seen: list[Lossy] = []
 
     def watched(connection: Connection) -> Lossy:
         seen.append(Lossy(connection, lambda header: False))
-        return seen[0]
+        return seen[-1]
 
     first, second = shard.client(0, watched), shard.client(1)
     values, other = begin(first), begin(second)
@@ -106,14 +109,23 @@ def test_a_push_that_waits_for_another_worker_is_not_sent_again(start: Start) ->
     assert values.tolist() == other.tolist() == [1.0] * NUMEL
 
 
-def test_a_connection_on_which_nothing_comes_is_replaced(start: Start) -> None:
+def test_a_connection_on_which_nothing_comes_is_replaced(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_requests, "ANSWER_SECONDS", SOON)
     shard = start(ASP(), 1)
     seen: list[Lossy] = []
 
     def first_is_stuck(connection: Connection) -> Lossy:
-        mute = not seen
-        seen.append(Lossy(connection, lambda header: mute and seen[0].bodies.count("push") > 1))
-        return seen[-1]
+        def lose(header: pb.Header) -> bool:
+            stuck = seen[0] is line and line.bodies.count("push") > 1
+            if stuck:  # the answer to one probe is late soon, and to no other, however busy the shard is
+                seconds = SOON if header.HasField("probe") else 0.02
+                monkeypatch.setattr(client_requests, "ANSWER_SECONDS", seconds)
+            return stuck
+
+        seen.append(line := Lossy(connection, lose))
+        return line
 
     client = shard.client(0, first_is_stuck)
     values = begin(client)
