@@ -68,7 +68,7 @@ def too_many(stage: Stage) -> Program:
 
 
 def another_model(stage: Stage) -> Program:
-    _, address = stage.cluster.server("--workers", "2", "--lease", "2")
+    _, address = stage.cluster.server("--workers", "2")
     first, second = stage.hold(address, 2)
     second.process.kill()
     first.until_said("the job continues with 1 of 2 workers")
