@@ -248,7 +248,9 @@ def test_a_shard_that_is_lost_while_a_coordinator_takes_over_costs_no_step(
     server, address = served(cluster, "--no-page", "--once")
     words = ["--save-parameters", str(tmp_path / "final.safetensors"), SMALL, str(STEPS), "16"]
     hold = ["hold", str(cluster.go), str(HELD_AT)]  # rank 0 waits in its exchange for rank 1
-    workers = [cluster.worker(address, "--rank", str(rank), *words, *(hold if rank else ())) for rank in range(2)]
+    workers = [
+        cluster.worker(address, "--rank", str(rank), *words, *(hold if rank else ())) for rank in range(2)
+    ]
     workers[1].until_said("holding")
     shard = cluster.status(address)["shards"][0]["pid"]
     kill(coordinators()[0])
