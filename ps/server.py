@@ -279,8 +279,7 @@ class Server:
         if not coordinator.job.started:
             return "the server stops; no job is running"
         saves = coordinator.trains and self._config.checkpoint_dir is not None
-        then = ", then the server writes a checkpoint" if saves else ""
-        return f"workers finish their step{then}"
+        return "workers finish their step" + ", then the server writes a checkpoint" * saves
 
     def _announce(
         self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: StatusPage | None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -41,27 +40,6 @@ def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: P
         (partial,) = shard["partial_rounds"]
         assert (partial["first"], partial["last"], partial["ranks"]) == (20, 59, [0, 2])
         assert_trained(final, [[0, 1, 2]] * 20 + [[0, 2]] * 40)
-
-
-PATIENT = "from hubring.ps.config.server import ServerConfig\nServerConfig.silent_seconds = 600.0\n"
-"""Members wait so long for such a server, however long a pause becomes on a busy machine."""
-
-
-@pytest.mark.full
-def test_a_pause_of_the_server_that_is_longer_than_the_lease_costs_no_worker(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(PATIENT)
-    flags = ("--workers", "2", "--once", "--lease", "5")
-    server, address = cluster.server(*flags, within=["env", f"PYTHONPATH={tmp_path}"])
-    workers = cluster.held(address)
-    server.process.send_signal(signal.SIGSTOP)
-    time.sleep(6)
-    server.process.send_signal(signal.SIGCONT)
-    server.until_said("all leases are extended by that time")
-    cluster.go.touch()
-    assert [worker.done()["steps"] for worker in workers] == [60, 60]
-    assert server.done()["finished"] == [0, 1]
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)])
