@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -47,6 +48,7 @@ async def test_a_stop_request_does_not_hide_the_exit_code_of_a_failed_job(
 async def test_a_server_that_was_paused_extends_all_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hubring.ps.server.HELD_UP_SECONDS", -1.0)  # any tick is late
     server, hub = Server(ServerConfig(once=True)), Hub(once=True)
+    server._missing = Mock()
     monkeypatch.setattr(hub.coordinator, "extend_leases", lambda late: hub.coordinator.done.set())
     await server._supervise(hub.coordinator, hub.reporter, Children())
 

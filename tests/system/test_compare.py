@@ -90,9 +90,8 @@ def test_a_killed_comparison_resumes_without_repeating_runs(cluster: Cluster, tm
     again.done()
     after = finished(out)
     assert set(after) == set(LABELS)
-    for label in before:  # the second too, if the kill came late
-        assert after[label] == before[label]
-        assert f"{label}: already finished" in again.said()
+    assert {label: after[label] for label in before} == before
+    assert all(f"{label}: already finished" in again.said() for label in before)
     assert results(out)["gate"]["passed"]
 
 
