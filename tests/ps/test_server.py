@@ -49,7 +49,7 @@ async def test_a_server_that_was_paused_extends_all_leases(monkeypatch: pytest.M
     monkeypatch.setattr("hubring.ps.server.HELD_UP_SECONDS", -1.0)  # any tick is late
     server, hub = Server(ServerConfig(once=True)), Hub(once=True)
     server._missing = Mock()
-    monkeypatch.setattr(hub.coordinator, "extend_leases", lambda late: hub.coordinator.done.set())
+    monkeypatch.setattr(hub.coordinator, "extend_leases", lambda late: server._quit.set())
     await server._supervise(hub.coordinator, hub.reporter, Children())
 
 
