@@ -266,6 +266,7 @@ class Server:
         if self._signals and number not in (signal.SIGINT, self._signals[-1]):
             return  # SLURM sends its notice first and SIGTERM later; both request the same stop
         self._signals.append(number)
+        coordinator.fleet.before_call()  # a standby knows of the request before a person reads of it
         if len(self._signals) > 1:
             log.warning("%s again: quitting now", number.name)
             self._quit.set()
@@ -278,8 +279,7 @@ class Server:
         if not coordinator.job.started:
             return "the server stops; no job is running"
         saves = coordinator.trains and self._config.checkpoint_dir is not None
-        then = ", then the server writes a checkpoint" if saves else ""
-        return f"workers finish their step{then}"
+        return "workers finish their step" + ", then the server writes a checkpoint" * saves
 
     def _announce(
         self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: StatusPage | None

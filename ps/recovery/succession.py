@@ -153,9 +153,9 @@ class Commits:
 
     def commit(self) -> None:
         """Writes the state if it differs from the written one in more than the workers' steps."""
-        self._began = time.monotonic()
+        self._began, worked = time.monotonic(), time.thread_time()
         self._write()
-        self._took = time.monotonic() - self._began
+        self._took = time.thread_time() - worked  # without waits for a core, which would delay answers
 
     async def _commit_soon(self) -> None:
         await asyncio.sleep(9 * self._took)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import signal
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,6 +43,23 @@ async def test_a_stop_request_does_not_hide_the_exit_code_of_a_failed_job(
     coordinator.outcome = coordinator.job.outcome
     server._on_signal(signal.SIGTERM, coordinator)
     assert server._exit_code(coordinator) == code
+
+
+async def test_a_server_that_was_paused_extends_all_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hubring.ps.server.HELD_UP_SECONDS", -1.0)  # any tick is late
+    server, hub = Server(ServerConfig(once=True)), Hub(once=True)
+    server._missing = Mock()
+    monkeypatch.setattr(hub.coordinator, "extend_leases", lambda late: server._quit.set())
+    await server._supervise(hub.coordinator, hub.reporter, Children())
+
+
+async def test_a_stop_request_is_on_record_before_it_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    server, coordinator = Server(ServerConfig()), Hub().coordinator
+    recorded: list[tuple[int, str]] = []
+    coordinator.fleet.before_call = lambda: recorded.append((len(server._signals), caplog.text))
+    server._on_signal(signal.SIGTERM, coordinator)
+    assert recorded == [(1, "")]
+    assert "SIGTERM: the server stops" in caplog.text
 
 
 async def test_a_server_that_takes_over_from_one_that_was_ending_does_not_miss_its_shards() -> None:

@@ -173,7 +173,7 @@ def test_it_stops_when_it_is_told_to_and_leaves_nothing(cluster: Cluster) -> Non
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         program = start(cluster, address)
         program.until_said("checking this machine")
-        mute.accept()[0].close()  # the first connection of the check, which is at work then
-        program.process.terminate()
-        result = program.done(143)
+        with mute.accept()[0]:  # the first connection of the check, which is at work until it is answered
+            program.process.terminate()
+            result = program.done(143)
     assert result == {"error": "stopped by a signal", "exit_code": 143}

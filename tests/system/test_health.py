@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import grpc
 import pytest
@@ -15,8 +14,8 @@ from hubring.ps.observe.health import probe
 from hubring.ps.security.access import find_access
 from hubring.ps.security.guard import Role
 from hubring.ps.transport.grpc.channel import open_channel
+from tests.support.processes import stopwatch
 from tests.support.processes.cluster import PATIENCE, Cluster, Program
-from tests.support.processes.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.slow
 
@@ -31,10 +30,8 @@ def asking(address: str) -> grpc.Channel:
 
 def until(channel: grpc.Channel, service: str, wanted: int) -> None:
     """Waits until a service is so."""
-    request, stopwatch = health_pb2.HealthCheckRequest(service=service), Stopwatch()
-    while health_pb2_grpc.HealthStub(channel).Check(request, timeout=PATIENCE).status != wanted:
-        assert stopwatch.seconds < PATIENCE
-        time.sleep(0.02)
+    request, stub = health_pb2.HealthCheckRequest(service=service), health_pb2_grpc.HealthStub(channel)
+    stopwatch.until(lambda: stub.Check(request, timeout=PATIENCE).status == wanted)
 
 
 def probed(cluster: Cluster, address: str, service: str = "") -> Program:
@@ -57,7 +54,7 @@ def test_all_services_are_probed_and_told_by_reflection(cluster: Cluster) -> Non
 
 def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster) -> None:
     server, address = cluster.server()
-    (worker,) = cluster.held(address, count=1)
+    (worker,) = cluster.held(address, count=1, steps=1_000_000)
     with asking(address) as channel:
         until(channel, "hubring.v1.Data", SERVING)
         until(channel, "ready", SERVING)

@@ -31,19 +31,18 @@ def train(cluster: Cluster, name: str, server: list[str], *worker: str) -> dict[
     return load_file(final)
 
 
-def interrupted(cluster: Cluster, name: str, server: list[str]) -> None:
+def interrupted(cluster: Cluster, name: str, flags: list[str]) -> None:
     """Two workers that are stopped after 10 steps or 11."""
-    program, address = cluster.server("--workers", "2", "--once", *server, name=name)
+    server, address = cluster.server("--workers", "2", "--once", *flags, name=name)
     both = cluster.ranks(address, 2, SMALL, "20", str(WIDTH), "hold", str(cluster.go), "10")
     await_all(both, "holding at 10")
     parameters = 4 * 8 * WIDTH
     assert all(shown(one) >= parameters for one in both)
-    program.process.send_signal(signal.SIGINT)
-    program.until_said("SIGINT")
+    both[0].process.send_signal(signal.SIGUSR1)  # it ends no step before all shards know
+    both[0].until_said("SIGUSR1")
     cluster.go.touch()
-    for one in both:
-        one.done(75)
-    program.done(130)
+    for program in (*both, server):
+        program.done(75)
 
 
 def shown(worker: Program) -> int:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub, add_ControlServicer_to_server
 from hubring.ps.recovery.coordinator_state import ServerRecord, ServerState, capture, steps_of
 from hubring.ps.recovery.succession import CommitFirst, Commits, StateFile
-from tests.support.fakes.coordinator import Hub
+from tests.support.fakes.coordinator import LIMIT, Hub
 
 
 def commits(hub: Hub, path: Path) -> Commits:
@@ -54,6 +56,16 @@ async def test_replies_that_leave_together_share_a_commit(tmp_path: Path) -> Non
     assert len(StateFile(path).read().hub.shards) == 1
     await writer.settle()
     assert captured == 2
+
+
+async def test_a_commit_that_a_busy_machine_holds_up_delays_no_later_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    writer = commits(Hub(), tmp_path / "state")
+    with monkeypatch.context() as patch:
+        patch.setattr("time.monotonic", partial(next, count(0.0, 3600.0)))
+        writer.commit()
+    await asyncio.wait_for(writer.settle(), LIMIT)
 
 
 async def test_a_state_that_cannot_be_written_is_removed_and_reported_once_and_written_later(

@@ -128,6 +128,7 @@ def test_no_secret_is_for_a_server_that_does_not_fit(
 
 def test_a_late_end_of_a_handshake_is_no_refusal(ours: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(handshake, "_PAUSE_SECONDS", SECONDS)  # for the only try
     wanting = load_certificate(ours.sign("server", HERE), serves=True)
     with serving(wanting) as address, pytest.raises(ServerUnreachable, match="closed the connection"):
         fetch(address, Proof(), 0.0)

@@ -57,7 +57,7 @@ def a_second_worker(stage: Stage, first: Sequence[str], *flags: str) -> Program:
 
 def too_few(stage: Stage) -> Program:
     _, address = stage.cluster.server("--workers", "3")
-    stage.cluster.worker(address, SMALL, "5")
+    stage.cluster.worker(address, SMALL, "5").until_said("waiting for 2 of 3 workers")
     return stage.worker("--server", address, "--timeout", "8", SMALL, "5")
 
 
@@ -68,7 +68,7 @@ def too_many(stage: Stage) -> Program:
 
 
 def another_model(stage: Stage) -> Program:
-    _, address = stage.cluster.server("--workers", "2", "--lease", "2")
+    _, address = stage.cluster.server("--workers", "2")
     first, second = stage.hold(address, 2)
     second.process.kill()
     first.until_said("the job continues with 1 of 2 workers")
