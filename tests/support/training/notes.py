@@ -31,10 +31,10 @@ class SharedNotes(Board):
         with self._changed:
             self.awaited.append(key)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: key in self.values or self._error is not None, timeout)
+            self._changed.wait_for(lambda: self.values.get(key) or self._error is not None, timeout)
             if self._error is not None:
                 raise self._error
-            if key not in self.values:
+            if not self.values.get(key):  # as the server, which takes an empty text for none
                 raise DeadlineExceeded(f"no rank published {key!r}")
             return {key: self.values[key]}
 

@@ -30,6 +30,9 @@ from hubring.ps.core.torch_internals import gloo_group, nccl_group
 from hubring.ps.core.work import Work
 from hubring.ps.job.generations import MEETING
 
+_END = "."
+"""Ends each published text, since the server takes an empty one for none. Decoding leaves it out."""
+
 
 class RingStore(Store):
     """The store through which the ranks of one group connect. What they set is on the job's own server.
@@ -85,7 +88,7 @@ class RingStore(Store):
     # What torch calls.
 
     def set(self, key: str, value: bytes | str) -> None:
-        text = b64encode(value if isinstance(value, bytes) else value.encode()).decode()
+        text = b64encode(value if isinstance(value, bytes) else value.encode()).decode() + _END
         self._board.publish(f"{self._folder}/{key}", text)
         self._known[f"{self._folder}/{key}"] = text
 
