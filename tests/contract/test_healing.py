@@ -13,13 +13,21 @@ from torch import nn
 
 from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.collectives import allgather, allreduce, allreduce_async, broadcast, new_group
+from hubring.workers.collectives import (
+    allgather,
+    allreduce,
+    allreduce_async,
+    broadcast,
+    join_async,
+    new_group,
+)
 from hubring.workers.communicators.ring import group, process_group
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.communicators.ring.healing.generations import Agreed, RingMeeting
 from hubring.workers.communicators.ring.healing.healing_ring import MOST_ATTEMPTS, HealingRing
 from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.results import CallResults
+from hubring.workers.communicators.ring.scheduler import RingScheduler
 from hubring.workers.communicators.ring.work import Operations, RingWork
 from hubring.workers.optimizer import entering
 from hubring.workers.optimizer.distributed import DistributedOptimizer
@@ -169,6 +177,31 @@ def test_a_result_counts_though_the_members_change_before_its_call_ends(
         return [*means, allreduce(torch.tensor([10.0 + own]), name="mean", communicator=ring).item()]
 
     assert together(ranks, live) == [[1.0, 11.0], None, [1.0, 11.0]]
+
+
+def test_a_join_that_all_ranks_have_counts_though_a_group_lacks_a_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise member 1 would join again, and wait for member 0."""
+    ranks, take_part = HealingRanks(3), RingScheduler.take_part
+
+    def takes_part(scheduler: RingScheduler, *given: Any) -> None:
+        if scheduler.members != (1, 2) or scheduler.ring.rank == 0:
+            take_part(scheduler, *given)
+
+    monkeypatch.setattr(RingScheduler, "take_part", takes_part)
+
+    def live(ring: HealingRing) -> Any:
+        own = ring.rank
+        new_group([1, 2], communicator=ring)
+        joined = join_async(communicator=ring)
+        if own == 2:
+            until(lambda: {one._results.count for one in ranks.rings.values()} == {2})  # new_group and join
+            return ranks.lose(2)
+        joined.wait(LIMIT)
+        return allreduce(torch.tensor([float(own)]), communicator=ring).item()
+
+    assert together(ranks, live) == [0.5, 0.5, None]
 
 
 def test_a_group_ends_with_the_members_that_made_it() -> None:

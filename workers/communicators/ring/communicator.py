@@ -248,6 +248,8 @@ class AllreduceCommunicator(Communicator):
         """Joins every group of this rank."""
         schedulers = list(self._schedulers.values())
         parts = [CollectiveWork(call, list, self) for _ in schedulers]
+        # On a ring that heals, the join of all ranks counts in the note, whatever becomes of a group.
+        needed = parts if self._results is None else parts[:1]
         joined = Work(work.what, len(parts))
 
         def on_end(_: Work) -> None:
@@ -257,7 +259,9 @@ class AllreduceCommunicator(Communicator):
                 work.fail(joined.error)
 
         for scheduler, part in zip(schedulers, parts, strict=True):
-            part.when_done(lambda it: joined.fail(it.error) if it.error else joined.complete_part())
+            part.when_done(
+                lambda it: joined.fail(it.error) if it.error and it in needed else joined.complete_part()
+            )
             scheduler.take_part(call, (), part)
         joined.when_done(on_end)
 
@@ -284,7 +288,7 @@ class AllreduceCommunicator(Communicator):
 
     def abort(self, error: HubringError) -> None:
         """Ends all exchanges on all ranks, and waits until none is left on this one; it needs `results`."""
-        for scheduler in self._schedulers.values():
+        for scheduler in list(self._schedulers.values()):  # a thread may open a group
             scheduler.abort(error)
         for ring in (*self._rings, *self._beside):
             ring.abort(error)
