@@ -166,8 +166,8 @@ Global___Code: _TypeAlias = Code  # noqa: Y015
 @_typing.final
 class Frame(_message.Message):
     """The header is first so that a reader can stop before the payload.
-    A frame has at most 32 KiB of header and 4 MiB of payload: more than gRPC receives unless
-    max_receive_message_length says so.
+    A frame has at most 32 KiB of header and 4 MiB of payload, which is more than gRPC's default for
+    max_receive_message_length.
     A longer payload continues in frames without a header.
     payload_bytes of the first frame gives its length.
     """
@@ -239,7 +239,7 @@ class Header(_message.Message):
     payload_checksum: _builtins.int
     """XXH3 (64 bits, seed 0). Both fields end the header, in this order. A peer refuses a message that does not match.
     Shared memory sends neither: it checks its packets.
-    of the whole payload, also of an empty one
+    of the whole payload, also of an empty one; 0 and not checked over a unix socket
     """
     checksum: _builtins.int
     """of all bytes of the header before this field"""
