@@ -125,7 +125,7 @@ class Commits:
     """Writes the state of one server.
 
     A state of thousands of workers takes some 10 ms. So calls that are answered at the same time share a
-    commit, and commits take at most a tenth of the time, or a hundredth while there are no calls.
+    commit, and commits take at most a tenth of a core, or a hundredth while there are no calls.
 
     Args:
         file: Where to.
@@ -155,7 +155,7 @@ class Commits:
         """Writes the state if it differs from the written one in more than the workers' steps."""
         self._began, worked = time.monotonic(), time.thread_time()
         self._write()
-        self._took = time.thread_time() - worked  # without waits for a core, which would delay answers
+        self._took = time.thread_time() - worked  # a wait for a core must not delay later answers too
 
     async def _commit_soon(self) -> None:
         await asyncio.sleep(9 * self._took)

@@ -299,7 +299,7 @@ def meet(communicator: Communicator, client: KVClient, host: str) -> HostLevel |
     name = hashlib.sha256(host.encode()).digest()[:16] if host else secrets.token_bytes(16)
     ranks = [rank for rank, one in enumerate(gather(name)) if one == name]
     if len(ranks) < 2:
-        if host:
+        if host and ranks:
             log.info("--local has no effect for rank %d: it shares its host with no other worker", own)
         for _ in range(_EXCHANGES * meeting.GATHERS):  # with the workers of other hosts
             gather(b"")

@@ -135,7 +135,7 @@ class RingScheduler:
     def abort(self, error: HubringError) -> None:
         """Ends all collectives on all members, and waits until none is left on this one."""
         self.ring.abort(error)  # first: without its call, this member would take part with zeros
-        with self._serving:  # if the one that runs has its result, its call must not fail
+        with self._serving:  # one that has its result ends its call first
             self._stop(error)
         self._thread.join()
 
