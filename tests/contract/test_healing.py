@@ -179,9 +179,7 @@ def test_a_result_counts_though_the_members_change_before_its_call_ends(
     assert together(ranks, live) == [[1.0, 11.0], None, [1.0, 11.0]]
 
 
-def test_a_join_that_all_ranks_have_counts_though_a_group_lacks_a_member(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_join_counts_though_a_group_lacks_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise member 1 would join again, and wait for member 0."""
     ranks, take_part = HealingRanks(3), RingScheduler.take_part
 

@@ -10,7 +10,7 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.job.outcome import JobOutcome
 from hubring.ps.process.child import Adopted, Children, Process
-from hubring.ps.server import Server
+from hubring.ps.server import TICK_SECONDS, Server
 from tests.support.fakes.coordinator import Hub
 
 
@@ -45,12 +45,14 @@ async def test_a_stop_request_does_not_hide_the_exit_code_of_a_failed_job(
     assert server._exit_code(coordinator) == code
 
 
-async def test_a_server_that_was_paused_extends_all_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.server.HELD_UP_SECONDS", -1.0)  # any tick is late
+async def test_a_pause_of_the_server_extends_all_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = Mock(monotonic=Mock(side_effect=[0.0, 0.0, 0.0, 10.0, 10.0]))
+    monkeypatch.setattr("hubring.ps.server.time", ticks)
     server, hub = Server(ServerConfig(once=True)), Hub(once=True)
-    server._missing = Mock()
-    monkeypatch.setattr(hub.coordinator, "extend_leases", lambda late: server._quit.set())
+    server._missing, extend = Mock(), Mock(side_effect=lambda *_: server._quit.set())
+    monkeypatch.setattr(hub.coordinator.job, "extend_leases", extend)
     await server._supervise(hub.coordinator, hub.reporter, Children())
+    extend.assert_called_once_with(10.0 - TICK_SECONDS, hub.time.now())
 
 
 async def test_a_stop_request_is_on_record_before_it_is_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -135,9 +135,8 @@ class GrpcConnection:
 
     def receive(self) -> list[Message]:
         self._bell.clear()
-        lost = len(self._ends) == len(
-            self._lanes
-        )  # read before the inbox: no message arrives after all lanes have ended
+        # Read before the inbox: no message arrives after all lanes have ended.
+        lost = len(self._ends) == len(self._lanes)
         messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
         self._backlog.remove(sum(weigh(message) for message in messages if not message.landed))
         if lost:

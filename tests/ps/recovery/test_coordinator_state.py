@@ -85,7 +85,8 @@ class Caller:
         return await self.hub.shard(token)
 
     async def join(self, token: str, rank: int) -> Any:
-        reply = await self.hub.join(token, rank=rank, topology=self._topology)
+        local = self._topology == "ring"
+        reply = await self.hub.join(token, rank=rank, topology=self._topology, local=local)
         if reply.state == pb.JoinReply.READY:
             self.places[token] = reply
         number = incarnation_from_wire(reply.incarnation) >> 128

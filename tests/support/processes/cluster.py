@@ -34,9 +34,9 @@ LOOK_SECONDS = 0.5
 THEN_RUN = ' && exec "$@"'
 
 
-def measured(steps: int, *more: str) -> list[str]:
+def measured(steps: int, *more: str, go: Path | str = "") -> list[str]:
     """Returns arguments for `ps-compare`: a script with this number of steps, and more."""
-    return ["run", "--script", MEASURED, "--metric", "fit", "--arguments", f"{steps} {{seed}}", *more]
+    return ["run", "--script", MEASURED, "--metric", "fit", "--arguments", f"{steps} {{seed}} {go}", *more]
 
 
 @dataclass

@@ -134,10 +134,10 @@ PLACES = [
         another_job,
     ),
     Mishap(
-        "the other workers use another topology",
+        "the other workers use another topology, and no --local",
         "the worker",
-        Says("job uses --topology hub", "worker uses --topology ring", "with the same flags"),
-        lambda stage: a_second_worker(stage, (), "--topology", "ring"),
+        Says("job uses --topology hub;", "worker uses --topology ring --local", "with the same flags"),
+        lambda stage: a_second_worker(stage, (), "--topology", "ring", "--local"),
     ),
     Mishap(
         "another world size than the server's",

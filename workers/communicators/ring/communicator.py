@@ -233,9 +233,8 @@ class AllreduceCommunicator(Communicator):
         self._users[ranks] += 1
         if ranks not in self._schedulers:
             self._met[ranks] += 1
-            name = sha256(str(ranks).encode()).hexdigest()[
-                :16
-            ]  # of many ranks, which the server's keys cannot hold
+            # The server's keys cannot hold the names of many ranks.
+            name = sha256(str(ranks).encode()).hexdigest()[:16]
             ring = self._open_on_host(ranks, f"{name}.{self._met[ranks]}")
             self._schedulers[ranks] = RingScheduler(ring, ranks)
 
