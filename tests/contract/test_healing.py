@@ -12,22 +12,23 @@ import torch
 from torch import nn
 
 from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
+from hubring.ps.core.messages import Call, Collective
 from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.collectives import (
     allgather,
     allreduce,
     allreduce_async,
     broadcast,
-    join_async,
+    join,
     new_group,
 )
+from hubring.workers.communicators.base import CollectiveWork
 from hubring.workers.communicators.ring import group, process_group
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.communicators.ring.healing.generations import Agreed, RingMeeting
 from hubring.workers.communicators.ring.healing.healing_ring import MOST_ATTEMPTS, HealingRing
 from hubring.workers.communicators.ring.process_group import Ring
 from hubring.workers.communicators.ring.results import CallResults
-from hubring.workers.communicators.ring.scheduler import RingScheduler
 from hubring.workers.communicators.ring.work import Operations, RingWork
 from hubring.workers.optimizer import entering
 from hubring.workers.optimizer.distributed import DistributedOptimizer
@@ -154,9 +155,7 @@ def test_a_collective_that_is_called_while_the_members_change_ends(monkeypatch: 
     assert together(ranks, live) == [1.0, None, 1.0]
 
 
-def test_a_result_counts_though_the_members_change_before_its_call_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_result_counts_though_the_members_change_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise member 2 would run its first call again, with the others' second one."""
     ranks, note = HealingRanks(3), CallResults.note
 
@@ -179,24 +178,19 @@ def test_a_result_counts_though_the_members_change_before_its_call_ends(
     assert together(ranks, live) == [[1.0, 11.0], None, [1.0, 11.0]]
 
 
-def test_a_join_counts_though_a_group_lacks_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_join_counts_though_a_group_lacks_a_member() -> None:
     """Otherwise member 1 would join again, and wait for member 0."""
-    ranks, take_part = HealingRanks(3), RingScheduler.take_part
-
-    def takes_part(scheduler: RingScheduler, *given: Any) -> None:
-        if scheduler.members != (1, 2) or scheduler.ring.rank == 0:
-            take_part(scheduler, *given)
-
-    monkeypatch.setattr(RingScheduler, "take_part", takes_part)
+    ranks = HealingRanks(3)
 
     def live(ring: HealingRing) -> Any:
-        own = ring.rank
         new_group([1, 2], communicator=ring)
-        joined = join_async(communicator=ring)
-        if own == 2:
+        if (own := ring.rank) == 2:
+            call = Call(Collective.JOIN, "join")
+            everyone = ring._ring._schedulers[()]  # type: ignore[union-attr]
+            everyone.take_part(call, (), CollectiveWork(call, list, ring))
             until(lambda: {one._results.count for one in ranks.rings.values()} == {2})  # new_group and join
             return ranks.lose(2)
-        joined.wait(LIMIT)
+        join(communicator=ring)
         return allreduce(torch.tensor([float(own)]), communicator=ring).item()
 
     assert together(ranks, live) == [0.5, 0.5, None]
@@ -219,9 +213,7 @@ def test_a_group_ends_with_the_members_that_made_it() -> None:
     assert together(ranks, live) == [True, None, True]
 
 
-def test_a_member_that_leaves_does_not_fail_the_last_exchange_of_a_slower_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_leaving_member_fails_no_slower_ones_last_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     """Member 0 leaves while member 1, which watches it, has not yet noticed the end of the confirmation."""
     monkeypatch.setattr(process_group, "LEAVE_SECONDS", LIMIT)
     ranks, at_last = HealingRanks(3), threading.Event()

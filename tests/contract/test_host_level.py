@@ -188,9 +188,7 @@ def test_workers_that_cannot_connect_push_their_own(
     assert "--local has no effect for ranks" in caplog.text
 
 
-def test_a_worker_without_another_on_its_host_says_that_it_pushes_its_own(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_worker_alone_on_its_host_says_that_it_pushes_its_own(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         UnevenHosts.run_once(lambda communicator: train(communicator, range(1)))
     assert caplog.text.count("--local has no effect for rank") == 1

@@ -91,12 +91,8 @@ def test_hosts_whose_ranks_cannot_share_memory_use_one_level(
     assert told.startswith("--local has no effect: on the hosts of ranks [")
 
 
-@pytest.mark.parametrize(
-    ("hosts", "says"), [("AA", "all ranks are on one host"), ("AB", "each rank has a host of its own")]
-)
-def test_hosts_that_make_no_two_levels_are_named_once(
-    hosts: str, says: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(("hosts", "says"), [("AA", "all ranks are on"), ("AB", "each rank has a host")])
+def test_why_one_level_is_logged_once(hosts: str, says: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         placed(hosts).run_once(lambda communicator: mean(communicator, 10))
     assert caplog.text.count(f"--local has no effect: {says}") == 1

@@ -46,13 +46,12 @@ async def test_a_stop_request_does_not_hide_the_exit_code_of_a_failed_job(
 
 
 async def test_a_pause_of_the_server_extends_all_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks = Mock(monotonic=Mock(side_effect=[0.0, 0.0, 0.0, 10.0, 10.0]))
-    monkeypatch.setattr("hubring.ps.server.time", ticks)
+    monkeypatch.setattr("hubring.ps.server.time", Mock(monotonic=Mock(side_effect=[0, 0, 0, 10, 10])))
     server, hub = Server(ServerConfig(once=True)), Hub(once=True)
     server._missing, extend = Mock(), Mock(side_effect=lambda *_: server._quit.set())
     monkeypatch.setattr(hub.coordinator.job, "extend_leases", extend)
     await server._supervise(hub.coordinator, hub.reporter, Children())
-    extend.assert_called_once_with(10.0 - TICK_SECONDS, hub.time.now())
+    extend.assert_called_once_with(10 - TICK_SECONDS, hub.time.now())
 
 
 async def test_a_stop_request_is_on_record_before_it_is_reported(caplog: pytest.LogCaptureFixture) -> None:

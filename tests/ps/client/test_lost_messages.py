@@ -86,9 +86,7 @@ def test_a_lost_message_is_resent_and_counts_once(start: Start, body: str, atten
     assert shard.loop.store.stats().pushes == 4
 
 
-def test_a_push_that_waits_for_another_worker_is_not_sent_again(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_push_that_waits_for_others_is_sent_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_requests, "ANSWER_SECONDS", SOON)  # a busy shard's connection is not stuck
     shard = start(BSP(), 2)
     seen: list[Lossy] = []

@@ -58,9 +58,7 @@ async def test_replies_that_leave_together_share_a_commit(tmp_path: Path) -> Non
     assert captured == 2
 
 
-async def test_a_commit_that_a_busy_machine_holds_up_delays_no_later_answer(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_held_up_commit_delays_no_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     writer = commits(Hub(), tmp_path / "state")
     with monkeypatch.context() as patch:
         patch.setattr("time.monotonic", partial(next, count(0.0, 3600.0)))

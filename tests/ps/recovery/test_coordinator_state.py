@@ -85,8 +85,7 @@ class Caller:
         return await self.hub.shard(token)
 
     async def join(self, token: str, rank: int) -> Any:
-        local = self._topology == "ring"
-        reply = await self.hub.join(token, rank=rank, topology=self._topology, local=local)
+        reply = await self.hub.join(token, rank=rank, topology=self._topology, local=self._topology == "ring")
         if reply.state == pb.JoinReply.READY:
             self.places[token] = reply
         number = incarnation_from_wire(reply.incarnation) >> 128
