@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from hubring.ps.core.errors import ConfigError, UsageError
-from hubring.ps.core.messages import ReduceOp
+from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.workers import collectives as c
-from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.communicators.ring.healing.healing_ring import HealingRing
 from tests.contract.numbers import LARGE
+from tests.support.processes.stopwatch import until
+from tests.support.training.healing import HealingRanks, together
 from tests.support.training.rank_pool import RankPool
 
 
@@ -191,3 +195,22 @@ def test_a_group_goes_on_without_a_member_that_has_joined(three: RankPool) -> No
         return totals
 
     assert three.run(action)[0] == [1.0]
+
+
+@pytest.mark.slow
+def test_a_join_counts_though_a_group_of_the_ring_loses_a_member() -> None:
+    """Otherwise member 1 would join again, and wait for member 0."""
+    ranks = HealingRanks(3)
+
+    def live(ring: HealingRing) -> Any:
+        c.new_group([1, 2], communicator=ring)
+        if (own := ring.rank) == 2:
+            call = Call(Collective.JOIN, "join")
+            everyone = ring._ring._schedulers[()]  # type: ignore[union-attr]
+            everyone.take_part(call, (), CollectiveWork(call, list, ring))  # and not in the group
+            until(lambda: {one._results.count for one in ranks.rings.values()} == {2})  # new_group and join
+            return ranks.lose(2)
+        c.join(communicator=ring)
+        return c.allreduce(torch.tensor([float(own)]), communicator=ring).item()
+
+    assert together(ranks, live) == [0.5, 0.5, None]

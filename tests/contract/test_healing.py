@@ -12,17 +12,8 @@ import torch
 from torch import nn
 
 from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
-from hubring.ps.core.messages import Call, Collective
 from hubring.workers.buckets.bucket import Bucket
-from hubring.workers.collectives import (
-    allgather,
-    allreduce,
-    allreduce_async,
-    broadcast,
-    join,
-    new_group,
-)
-from hubring.workers.communicators.base import CollectiveWork
+from hubring.workers.collectives import allgather, allreduce, allreduce_async, broadcast, new_group
 from hubring.workers.communicators.ring import group, process_group
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
 from hubring.workers.communicators.ring.healing.generations import Agreed, RingMeeting
@@ -176,24 +167,6 @@ def test_a_result_counts_though_the_members_change_meanwhile(monkeypatch: pytest
         return [*means, allreduce(torch.tensor([10.0 + own]), name="mean", communicator=ring).item()]
 
     assert together(ranks, live) == [[1.0, 11.0], None, [1.0, 11.0]]
-
-
-def test_a_join_counts_though_a_group_lacks_a_member() -> None:
-    """Otherwise member 1 would join again, and wait for member 0."""
-    ranks = HealingRanks(3)
-
-    def live(ring: HealingRing) -> Any:
-        new_group([1, 2], communicator=ring)
-        if (own := ring.rank) == 2:
-            call = Call(Collective.JOIN, "join")
-            everyone = ring._ring._schedulers[()]  # type: ignore[union-attr]
-            everyone.take_part(call, (), CollectiveWork(call, list, ring))
-            until(lambda: {one._results.count for one in ranks.rings.values()} == {2})  # new_group and join
-            return ranks.lose(2)
-        join(communicator=ring)
-        return allreduce(torch.tensor([float(own)]), communicator=ring).item()
-
-    assert together(ranks, live) == [0.5, 0.5, None]
 
 
 def test_a_group_ends_with_the_members_that_made_it() -> None:
