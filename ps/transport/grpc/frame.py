@@ -27,6 +27,12 @@ MAX_FRAME = CHUNK_BYTES + MAX_SEALED + 16
 
 _HEADER_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12"
 
+_ALIGNMENT = 4
+"""Bytes. A payload that begins at a multiple of it is read without a copy, unless its elements are larger."""
+
+_MAX_SIZE = 5
+"""Bytes of a length that every reader of protobuf takes, though fewer would do."""
+
 FindRoom = Callable[[int, int], "memoryview | None"]
 """Takes a request's number and a payload's size. Returns the memory for the payload, or None."""
 
@@ -43,8 +49,10 @@ def to_frames(message: Message, checked: bool = True) -> Iterator[bytes]:
         checked: Whether its payload has a checksum.
     """
     header = sealed(message, checked)
-    head = _HEADER_TAG + _varint(len(header)) + header
     payload = message.payload if message.payload is not None else memoryview(b"")
+    size, first = _varint(len(header)), _varint(min(payload.nbytes, CHUNK_BYTES))
+    spare = -len(_HEADER_TAG + size + header + _PAYLOAD_TAG + first) % _ALIGNMENT
+    head = _HEADER_TAG + _varint(len(header), min(spare, _MAX_SIZE - len(size))) + header
     for start in range(0, max(payload.nbytes, 1), CHUNK_BYTES):
         chunk = payload[start : start + CHUNK_BYTES]
         yield b"".join((head, _PAYLOAD_TAG, _varint(chunk.nbytes), chunk)) if chunk.nbytes else head
@@ -152,12 +160,16 @@ def _parse(frame: bytes) -> tuple[bytes | None, memoryview]:
     return header, payload
 
 
-def _varint(number: int) -> bytes:
+def _varint(number: int, spare: int = 0) -> bytes:
+    """Encodes a number, in as many bytes more than it needs."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
         number >>= 7
     out.append(number)
+    for _ in range(spare):
+        out[-1] |= 0x80
+        out.append(0)
     return bytes(out)
 
 
