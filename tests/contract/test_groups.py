@@ -205,9 +205,8 @@ def test_a_join_counts_though_a_group_of_the_ring_loses_a_member() -> None:
     def live(ring: HealingRing) -> Any:
         c.new_group([1, 2], communicator=ring)
         if (own := ring.rank) == 2:
-            call = Call(Collective.JOIN, "join")
-            everyone = ring._ring._schedulers[()]  # type: ignore[union-attr]
-            everyone.take_part(call, (), CollectiveWork(call, list, ring))  # and not in the group
+            call = Call(Collective.JOIN, "join")  # no public call joins all ranks and not the group
+            ring._ring._schedulers[()].take_part(call, (), CollectiveWork(call, list, ring))  # type: ignore[union-attr]
             until(lambda: {one._results.count for one in ranks.rings.values()} == {2})  # new_group and join
             return ranks.lose(2)
         c.join(communicator=ring)

@@ -50,9 +50,9 @@ def to_frames(message: Message, checked: bool = True) -> Iterator[bytes]:
     """
     header = sealed(message, checked)
     payload = message.payload if message.payload is not None else memoryview(b"")
-    size, first = _varint(len(header)), _varint(min(payload.nbytes, CHUNK_BYTES))
-    spare = -len(_HEADER_TAG + size + header + _PAYLOAD_TAG + first) % _ALIGNMENT
-    head = _HEADER_TAG + _varint(len(header), min(spare, _MAX_SIZE - len(size))) + header
+    size, first = len(_varint(len(header))), len(_varint(min(payload.nbytes, CHUNK_BYTES)))
+    spare = -(len(_HEADER_TAG + _PAYLOAD_TAG) + size + len(header) + first) % _ALIGNMENT
+    head = _HEADER_TAG + _varint(len(header), min(spare, _MAX_SIZE - size)) + header
     for start in range(0, max(payload.nbytes, 1), CHUNK_BYTES):
         chunk = payload[start : start + CHUNK_BYTES]
         yield b"".join((head, _PAYLOAD_TAG, _varint(chunk.nbytes), chunk)) if chunk.nbytes else head

@@ -41,11 +41,12 @@ def test_keys_that_torch_sets_are_read_by_other_ranks() -> None:
     stores = [RingStore(notes, "ring", 0.1) for _ in range(2)]
     one, other = (distributed.PrefixStore("p", store) for store in stores)  # type: ignore[attr-defined]
     stores[0].set("p/k", b"\0\xff")
-    one.set("l", "")
+    one.set("l", "text")
+    one.set("m", "")
     assert not other.check(["k"])
-    assert [other.get("k"), *other.multi_get(["k", "l"])] == [b"\0\xff", b"\0\xff", b""]
-    assert other.check(["k", "l"])
-    assert list(notes.values) == ["ring/p/k", "ring/p/l"]
+    assert [other.get("k"), *other.multi_get(["k", "l", "m"])] == [b"\0\xff", b"\0\xff", b"text", b""]
+    assert other.check(["k", "l", "m"])
+    assert list(notes.values) == ["ring/p/k", "ring/p/l", "ring/p/m"]
 
 
 def test_several_groups_connect_at_once_while_other_threads_compute() -> None:
