@@ -68,7 +68,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     tls_key: KeyFile = None
     tls_ca: AuthorityFile = None
     shards: Annotated[
-        Whole, cluster("shard processes on the server's host; 0 if other hosts add all shards")
+        Whole, cluster("shard processes on the server's host; 0 for a ring, or if other hosts add all shards")
     ] = 1
     await_shards: Annotated[
         Whole, cluster("shards to wait for from other hosts, which add them with --join")
@@ -229,11 +229,6 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--shards 0 adds no shards to the hub at {self.join}; use --shards 1 or more, or remove"
                 " --join"
-            )
-        if self.shards == 0 and not self.await_shards:
-            raise ConfigError(
-                "--shards 0 leaves no shard to hold the parameters; use --shards 1 or more, or"
-                " --await-shards N if other hosts add shards with --join"
             )
 
     def _check_join(self, coordinator: str) -> None:

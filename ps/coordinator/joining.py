@@ -118,6 +118,11 @@ class Quorum:
         Raises:
             HubringError: The worker cannot join.
         """
+        if joiner.topology == "hub" and not self._wanted and not self._colocate:
+            raise ConfigError(
+                "this server has no shards, so it only serves a ring; restart it with --shards 1 or more, or"
+                " use --topology ring"
+            )
         member = self._job.admit(joiner, self._clock.now(), waits=True)
         self._connections.note(joiner.token)  # it may have ended since it called
         if self._job.started:  # earlier joins change nothing that another worker waits for

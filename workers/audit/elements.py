@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from hubring.workers.audit.audit_file import AuditStep
-from hubring.workers.audit.sample import TappedParameter, local
+from hubring.workers.audit.sample import TappedParameter, is_distributed, local
 
 OWN, ARRIVED, GIVEN, BEFORE, AFTER = range(5)
 
@@ -61,7 +60,7 @@ class StepElements:
         """Takes what backward adds to a gradient, and what there is before."""
         tapped, own = self.parameters[position], self._views[OWN][position]
         earlier = tapped.values.grad
-        if isinstance(earlier, DTensor):  # a part of a mean: own gradients of earlier passes are recorded
+        if is_distributed(earlier):  # a part of a mean: own gradients of earlier passes are recorded
             earlier = own.clone() if self.owns[position] else None
         elif earlier is not None:
             earlier = tapped.sample.of(earlier)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import sys
 import zlib
 from collections.abc import Callable
 from math import gcd, prod
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -30,12 +33,18 @@ def counted(method: Method) -> Method:
     return cast("Method", timed)
 
 
+def is_distributed(tensor: Tensor | None) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor of torch, whose module takes 0.5 s to import. Who made one has imported it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
 def shard(tensor: Tensor) -> tuple[int, int]:
     """Returns where this rank's part of a tensor begins in the flat tensor, and its number of elements.
 
     Torch divides a parameter along its first dimension. An ordinary tensor is a whole.
     """
-    if not isinstance(tensor, DTensor):
+    if not is_distributed(tensor):
         return 0, tensor.numel()
     mesh, (rows, *rest) = tensor.device_mesh, tensor.shape
     first = min(rows, -(-rows // mesh.size()) * mesh.get_local_rank())
@@ -44,7 +53,7 @@ def shard(tensor: Tensor) -> tuple[int, int]:
 
 def local(tensor: Tensor) -> Tensor:
     """Returns this rank's part of a tensor."""
-    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local().detach() if is_distributed(tensor) else tensor
 
 
 MOST_OF_TENSOR = 64

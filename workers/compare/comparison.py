@@ -45,6 +45,8 @@ from hubring.workers.peers.processes import ProcessFailed
 FILE = "experiment.json"
 CALIBRATION = "calibration.json"
 LOCK = "lock"
+MOST_REPEATED = 0.25
+"""Share of an experiment's runs that are repeated if they were disturbed."""
 _MAY_DIFFER = {"timeout", "tolerance", "about", "name"}
 """Fields that change no measurement."""
 
@@ -167,24 +169,41 @@ class Comparison(Struct, frozen=True):
                 if outcome.finished(self.place(run)):
                     screen.skipped(run.label)
                     continue
-                try:
-                    left = runner.run(run, self.place(run), partial(screen.progress, run.label))
-                except (ProcessFailed, DeadlineExceeded) as cause:
-                    if "launcher" in self.machine or not self._finished_otherwise(run):
-                        raise
-                    screen.warn(f"{cause}\nThe other runs count; to repeat it, delete {self.place(run)}")
-                    left = outcome.crash(run, self.place(run), str(cause))
-                try:
-                    check(left, self.experiment.yardstick)
-                except Exception:  # without its outcome the run is repeated once the script is fixed
-                    outcome.discard(self.place(run))
-                    raise
-                screen.finished(run.label)
-                if left.diverged:
-                    screen.warn(f"{run.label} {left.failed}")
-                for disturbance in filter(None, (each.disturbance() for each in left.noise)):
-                    screen.warn(f"{run.label}: {disturbance}")
+                self._run(run, runner, screen)
+            self._repeat_disturbed(runner, screen)
             return self.report(screen.checking)
+
+    def _run(self, run: PlannedRun, runner: Runner, screen: RunScreen) -> RunOutcome:
+        try:
+            left = runner.run(run, self.place(run), partial(screen.progress, run.label))
+        except (ProcessFailed, DeadlineExceeded) as cause:
+            if "launcher" in self.machine or not self._finished_otherwise(run):
+                raise
+            screen.warn(f"{cause}\nThe other runs count; to repeat it, delete {self.place(run)}")
+            left = outcome.crash(run, self.place(run), str(cause))
+        try:
+            check(left, self.experiment.yardstick)
+        except Exception:  # without its outcome the run is repeated once the script is fixed
+            outcome.discard(self.place(run))
+            raise
+        screen.finished(run.label)
+        if left.diverged:
+            screen.warn(f"{run.label} {left.failed}")
+        for disturbance in filter(None, (each.disturbance() for each in left.noise)):
+            screen.warn(f"{run.label}: {disturbance}")
+        return left
+
+    def _repeat_disturbed(self, runner: Runner, screen: RunScreen) -> None:
+        """Runs what was disturbed once more, unless so much was that a repeat would be disturbed too."""
+        ended = {run.label: self._outcome(run) for run in runs(self.experiment)}
+        found = outcome.disturbed(ended)
+        if len(found) > len(ended) * MOST_REPEATED:
+            return
+        for label, why in found.items():
+            if not ended[label].instead_of:
+                screen.again(label)
+                left = self._run(ended[label].run, runner, screen)
+                replace(left, instead_of=why).write()
 
     def _finished_otherwise(self, run: PlannedRun) -> bool:
         """Whether the row has finished here with another seed, so that its script is not at fault."""

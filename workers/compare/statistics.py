@@ -248,6 +248,7 @@ class MeasurementNoise(Struct, frozen=True):
         spread: Range of each row's step times over the seeds, relative to their median.
         repeat: The row that ran twice; None if it did not finish.
         quiet: No run was disturbed.
+        repeated: How many runs took the place of disturbed ones.
         said: What disturbed runs, in sentences.
         gpus: Whether runs used GPUs. Nothing tells what disturbs these.
     """
@@ -259,6 +260,7 @@ class MeasurementNoise(Struct, frozen=True):
     spread: dict[str, float | None] = {}
     repeat: Repeat | None = None
     quiet: bool = True
+    repeated: int = 0
     said: list[str] = []
     gpus: bool = False
 
@@ -267,7 +269,8 @@ class MeasurementNoise(Struct, frozen=True):
         """Whether anything disturbed the runs, in a sentence."""
         found = "Nothing disturbed the runs" if self.quiet else "Some runs were disturbed"
         unseen = ", as far as processors and memory show; GPUs were not watched" if self.gpus else ""
-        return f"{found}{unseen}."
+        again = f", {self.repeated} of which replaced disturbed ones" if self.repeated else ""
+        return f"{found}{again}{unseen}."
 
     @property
     def floor(self) -> float:

@@ -74,6 +74,8 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
     worker |= {name: server[name] for name in _OF_BOTH if name in server}
     if workers_save:
         server = {name: value for name, value in server.items() if name not in _OF_BOTH}
+    if config.topology == "ring":
+        server.setdefault("shards", 0)
     hub = load_server({**server, "workers": size, "port": 0}, environment=variables)
     if hub.standby:
         raise ConfigError(

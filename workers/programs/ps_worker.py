@@ -7,6 +7,7 @@ This module imports only typer and the settings, so that `--help` is fast.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -102,8 +103,12 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
 
 
 def _train(config: WorkerConfig, origin: LogOrigin, words: list[str], *, is_module: bool) -> int:
+    gc.disable()  # it would search what torch's modules make, for 0.3 s, and find nothing
+    from hubring.ps.core.torch_internals import import_for_optimizers
     from hubring.workers.run_script import train
 
+    import_for_optimizers()
+    gc.enable()
     outcome = train(config, origin, JOBS[config.job], config.job, words, is_module=is_module)
     code = _end(outcome.last_line, outcome.text("ps-worker"))
     if outcome.stuck:

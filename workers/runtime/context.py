@@ -178,7 +178,7 @@ def init(*, aggregate: bool = False) -> Worker:
     if slowness is not None:
         _current.emulate(slowness)
     if config.audit is not None:
-        from hubring.workers.audit.audit import Audit  # late: it imports torch's DTensor, which takes 0.5 s
+        from hubring.workers.audit.audit import Audit
 
         _current.audit = Audit(config.audit, _current.communicator)
         _current.conditions = _watch

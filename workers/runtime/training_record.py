@@ -179,7 +179,7 @@ def own_parameters(trainer: Any) -> Mapping[str, Tensor]:
     """
     shards = getattr(trainer, "shards", None)
     if shards is not None:
-        from hubring.workers.audit.sample import local  # late, as the audit itself
+        from hubring.workers.audit.sample import local
 
         return {name: local(part) for name, part in shards.items()}
     trainer.settle()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from statistics import fmean, median
@@ -28,7 +28,7 @@ from hubring.workers.compare.plan.run_order import PlannedRun, again, counted
 from hubring.workers.compare.plan.setting import Setting
 from hubring.workers.compare.predict.calibrations import Constants
 from hubring.workers.compare.predict.score import calibrated, predicted
-from hubring.workers.compare.run.outcome import RunOutcome
+from hubring.workers.compare.run.outcome import RunOutcome, disturbed
 from hubring.workers.compare.run.timeline import worst_clock
 from hubring.workers.compare.statistics import (
     NUMBERS,
@@ -160,19 +160,8 @@ class JudgedRuns(Struct, frozen=True, dict=True):
 
     @cached_property
     def disturbed(self) -> dict[str, str]:
-        """What disturbed runs, by label. Clock rates of one machine in equal runs are compared."""
-        heard = [
-            (label, (one.run.setting.key, one.run.row.name, each.machine), each)
-            for label, one in self.outcomes.items()
-            for each in one.noise
-        ]
-        fastest, found = defaultdict[Hashable, float](float), dict[str, str]()
-        for _, equal, each in heard:
-            fastest[equal] = max(fastest[equal], each.megahertz or 0.0)
-        for label, equal, each in heard:
-            if why := each.disturbance(fastest[equal]):
-                found.setdefault(label, why)
-        return found
+        """What disturbed runs, by label."""
+        return disturbed(self.outcomes)
 
     @cached_property
     def rows(self) -> list[RowResult]:
@@ -249,6 +238,7 @@ class JudgedRuns(Struct, frozen=True, dict=True):
             spread=_spread(self.rows),
             repeat=self._repeat(),
             quiet=not self.disturbed,
+            repeated=sum(bool(outcome.instead_of) for outcome in outcomes),
             said=said,
             gpus=any(each and each.get("usage", {}).get("gpu_bytes") for each in ended),  # held at its end
         )

@@ -3,7 +3,8 @@
 Law: runs that are compared are close in time and take turns in going first. There is one pass for each
 seed and repeat. A pass runs every row of every setting once; the rows of a setting follow each other.
 From pass to pass the rows rotate by one place, and every other pass visits the settings backward. So a
-machine that warms up or is busy for a while does not slow one row alone.
+machine that warms up or is busy for a while does not slow one row alone. Disturbed runs are run again at
+the end, if they are at most a quarter of all.
 """
 
 from __future__ import annotations

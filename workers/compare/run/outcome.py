@@ -9,7 +9,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +55,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True, dict=True):
         failed: Why training did not finish, after an injected fault or divergence; None: it finished.
         clocks: The clock of each host in the run's timeline.
         script: `digest` of the user's script when the run started; empty for a built-in job.
+        instead_of: What disturbed the run whose place it took; empty if there was none.
     """
 
     run: PlannedRun
@@ -67,6 +69,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True, dict=True):
     failed: str | None = None
     clocks: Sequence[HostClock] = ()
     script: str = ""
+    instead_of: str = ""
 
     @cached_property
     def records(self) -> list[list[Line]]:
@@ -131,6 +134,22 @@ def divergence(results: Sequence[Mapping[str, Any] | None], server: Mapping[str,
         if fix:  # no other error contains it
             return f"diverged after {report.get('steps', 0)} steps; {name} reported: {cause}"
     return None
+
+
+def disturbed(outcomes: Mapping[str, RunOutcome]) -> dict[str, str]:
+    """Returns what disturbed runs, by label. Clock rates of one machine in equal runs are compared."""
+    heard = [
+        (label, (one.run.setting.key, one.run.row.name, each.machine), each)
+        for label, one in outcomes.items()
+        for each in one.noise
+    ]
+    fastest, found = defaultdict[Hashable, float](float), dict[str, str]()
+    for _, equal, each in heard:
+        fastest[equal] = max(fastest[equal], each.megahertz or 0.0)
+    for label, equal, each in heard:
+        if why := each.disturbance(fastest[equal]):
+            found.setdefault(label, why)
+    return found
 
 
 def crash(run: PlannedRun, folder: Path, cause: str) -> RunOutcome:

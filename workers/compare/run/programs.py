@@ -157,7 +157,7 @@ class Programs(Struct, frozen=True):
         assert row.server is not None
         flags: dict[str, object] = {"port": 0, "workers": setting.workers}
         if not row.colocated:
-            flags["shards"] = setting.servers - self.apart
+            flags["shards"] = setting.servers - self.apart if row.on_hub else 0
         if self.experiment.slice_bytes is not None:
             flags["slice-bytes"] = self.experiment.slice_bytes
         words = flag_words({**flags, "address-file": self.address_file, "trace": self.traces})

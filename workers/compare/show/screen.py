@@ -166,6 +166,11 @@ class RunScreen:
         self._bar.print(f"{run}: already finished")
         self._advance(run)
 
+    def again(self, run: str) -> None:
+        """Shows that a run that was disturbed is repeated."""
+        self._bar.print(f"{run}: was disturbed, and is run again")
+        self._bar.update(self._task, total=(self._bar.tasks[0].total or 0) + 1)
+
     def checking(self, run: str) -> None:
         """Shows which run's steps are re-checked."""
         self._bar.update(self._task, description=f"checking the steps of {run}")
