@@ -145,6 +145,7 @@ class Heard:
 
     skipped_runs: list[str] = field(default_factory=list)
     finished_runs: list[str] = field(default_factory=list)
+    repeated_runs: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def progress(self, run: str, line: Line) -> None:
@@ -155,6 +156,9 @@ class Heard:
 
     def skipped(self, run: str) -> None:
         self.skipped_runs.append(run)
+
+    def again(self, run: str) -> None:
+        self.repeated_runs.append(run)
 
     def checking(self, run: str) -> None:
         pass

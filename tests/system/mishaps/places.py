@@ -140,6 +140,12 @@ PLACES = [
         lambda stage: a_second_worker(stage, (), "--topology", "ring", "--local"),
     ),
     Mishap(
+        "a hub on a server without shards",
+        "the worker",
+        Says("this server has no shards", "only serves a ring", "restart it with --shards 1 or more"),
+        lambda stage: stage.newcomer(("--workers", "1", "--shards", "0"), SMALL, "5"),
+    ),
+    Mishap(
         "another world size than the server's",
         "the worker",
         Says("launcher starts 3 workers", "the server expects 2", "restart .* with --workers 3"),

@@ -26,7 +26,7 @@ from hubring.workers.compare.run.outcome import Line, RunOutcome
 from hubring.workers.compare.run.runner import Runner
 from hubring.workers.peers import machine
 from hubring.workers.peers.processes import Lifeline
-from tests.support.compare.replayed import MACHINE, Replayed, carried_out, experiment, record
+from tests.support.compare.replayed import MACHINE, QUIET, Replayed, carried_out, experiment, record
 
 LABELS = [run.label for run in runs(experiment())]
 
@@ -237,6 +237,17 @@ def test_a_disturbed_run_is_named_at_once_and_in_the_verdict(tmp_path: Path) -> 
     assert f"{LABELS[0]}: other programs used 0.8 cores and the run 1.0" in heard.warnings
     assert not results["noise"]["quiet"]
     assert any("runs were disturbed: in n2 k1 local seed0" in sentence for sentence in results["verdict"])
+
+
+def test_a_few_disturbed_runs_are_run_again_once(tmp_path: Path) -> None:
+    robbed, trainer = RunNoise((0.0, 0.0), 0.0, stolen=0.5), Replayed()
+    trainer.noises = lambda run: [robbed if trainer.ran == LABELS[:2] else QUIET]
+    for _ in range(2):
+        results, heard = carried_out(tmp_path, trainer)
+        assert results["noise"]["quiet"]
+        assert results["noise"]["repeated"] == 1
+    assert trainer.ran == [*LABELS, LABELS[1]]
+    assert heard.repeated_runs == []
 
 
 def test_the_lifeline_kills_what_it_holds_though_nothing_is_installed_and_the_environment_is_bad(

@@ -23,10 +23,12 @@ def test_each_setting_goes_where_it_belongs() -> None:
     assert (settings.mode, settings.topology) == ("ssp", "hub")
 
 
-@pytest.mark.parametrize("where", [{"topology": "ring"}, {"aggregate": True}])
-def test_workers_that_step_save_the_checkpoints(where: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("where", "server"), [({"topology": "ring"}, {"shards": 0}), ({"aggregate": True}, {})]
+)
+def test_workers_that_step_save_the_checkpoints(where: dict[str, object], server: dict[str, object]) -> None:
     settings = settle({"checkpoint_dir": Path("saved"), **where}, 2, {})
-    assert settings.server == {}
+    assert settings.server == server
     assert settings.worker == {"checkpoint_dir": Path("saved"), **where}
     assert settle({"checkpoint_dir": Path("saved")}, 2, {}).server == {"checkpoint_dir": Path("saved")}
 
