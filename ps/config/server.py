@@ -145,6 +145,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             self._check_join(self.join)
 
     @property
+    def has_shards(self) -> bool:
+        """Whether shards take part in its jobs; otherwise it only serves rings."""
+        return bool(self.shards or self.await_shards or self.colocate)
+
+    @property
     def tls(self) -> TlsFiles:
         """The server's own certificate."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_ca)

@@ -111,6 +111,7 @@ class Quorum:
         self._clock, self._connections = clock, connections
         self._colocate, self._awaited = config.colocate, config.await_shards
         self._wanted = config.shards + config.await_shards
+        self._has_shards = config.has_shards
 
     async def join(self, joiner: Joiner, patience: float) -> JoinAnswer:
         """Admits a worker; returns None if other workers are still missing after `patience` seconds.
@@ -118,7 +119,7 @@ class Quorum:
         Raises:
             HubringError: The worker cannot join.
         """
-        if joiner.topology == "hub" and not self._wanted and not self._colocate:
+        if joiner.topology == "hub" and not self._has_shards:
             raise ConfigError(
                 "this server has no shards, so it only serves a ring; restart it with --shards 1 or more, or"
                 " use --topology ring"

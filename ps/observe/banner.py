@@ -33,12 +33,12 @@ def banner(config: ServerConfig, address: str, tokens: Path | None, page: Sequen
     worker = f"ps-worker --server {address}{elsewhere or here}"
     lines = [
         f"ps-server on {address}  mode {mode}  shards {shards}",
-        f"  workers   {worker}{count}",
-        f"  ring      {worker} --topology ring",
+        *([f"  workers   {worker}{count}"] if config.has_shards else []),
+        f"  ring      {worker} --topology ring{'' if config.has_shards else count}",
         f"  status    ps-server status {address}{here}",
         f"  tokens    {_tokens(tokens, config.host)}",
         *([f"  data      {PLAIN}"] if config.sends_plain else []),
-        f"  saves     {_saves(config)}",
+        *([f"  saves     {_saves(config)}"] if config.has_shards else []),
         *page,
     ]
     if resumes:

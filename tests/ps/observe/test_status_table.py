@@ -103,6 +103,12 @@ def test_commands_on_this_host_name_the_file_of_tokens_that_the_user_chose(host:
     assert said.count(f"ps-worker --server here:5555 --token-file {copy}") == 2
 
 
+def test_a_server_without_shards_names_no_hub() -> None:
+    said = banner_of(ServerConfig(shards=0, workers=2))
+    assert [line.split()[0] for line in said.splitlines()[1:]] == ["ring", "status", "tokens"]
+    assert "ps-worker --server here:5555 --topology ring   # x 2 workers\n" in said
+
+
 def test_plain_data_is_announced_where_it_counts() -> None:
     line = "data      gradients over ZeroMQ are not encrypted (--plain-data)"
     assert line in banner_of(ServerConfig(host="node1", plain_data=True))
