@@ -77,7 +77,6 @@ class Script:
 
     def run(self, arguments: list[str]) -> None:
         """Runs the script as `python script arguments` or `python -m module arguments` does."""
-        gc.freeze()  # else full collections and the exit would look through torch's objects, for 0.1 to 0.5 s
         if _searches_folder():
             if not sys.flags.safe_path:
                 del sys.path[0]  # the folder of our own program
@@ -173,6 +172,7 @@ def train(
             Hubring needs.
         ConfigError: The built-in job needs a package that is not installed.
     """
+    gc.freeze()  # else full collections would look through torch's objects: 0.2 s each time, and at the exit
     if words and not words[0].startswith("-"):
         script = Script(words[0], is_module)
         script.check()

@@ -6,7 +6,6 @@ where it does not. The audit and the peers of the comparison have a few names of
 
 from __future__ import annotations
 
-import importlib
 import sys
 import weakref
 from collections import OrderedDict
@@ -52,11 +51,6 @@ users_at: Callable[[int], int] = torch._C._storage_Use_Count
 
 storage_address: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """Returns where torch keeps a storage, which has to be in use."""
-
-
-def import_for_optimizers() -> None:
-    """Imports what torch's first optimizer imports, for 1 s, so that a caller can do so earlier."""
-    importlib.import_module("torch._dynamo")
 
 
 def no_dense_tensor(tensor: Tensor) -> str:

@@ -267,7 +267,7 @@ def main() -> None:
     control.serve(loop, registration.index, standby_link)
     registration.keep(loop)
     sleep_as_batch()
-    gc.freeze()  # as the worker's script: workers/run_script.py
+    gc.freeze()  # as a worker does: workers/run_script.py
     loop.run()
     if registration.failure is not None:
         raise registration.failure

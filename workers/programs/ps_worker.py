@@ -103,11 +103,9 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str], *
 
 
 def _train(config: WorkerConfig, origin: LogOrigin, words: list[str], *, is_module: bool) -> int:
-    gc.disable()  # it would search what torch's modules make, for 0.3 s, and find nothing
-    from hubring.ps.core.torch_internals import import_for_optimizers
+    gc.disable()  # it would look through torch's objects for 0.3 s
     from hubring.workers.run_script import train
 
-    import_for_optimizers()
     gc.enable()
     outcome = train(config, origin, JOBS[config.job], config.job, words, is_module=is_module)
     code = _end(outcome.last_line, outcome.text("ps-worker"))
