@@ -34,7 +34,6 @@ def hello(rank: int, host: str, **told: Any) -> Hello:
     machine = {"processor": "an abacus", "cores": 4, "system": "Linux", "hubring": "1", "torch": "2"}
     usual: dict[str, Any] = {
         "boot": f"boot of {host}",
-        "idle": True,
         "size": 4,
         "local_rank": rank % 2,
         "address": f"address of {host}",
@@ -144,11 +143,6 @@ def test_containers_of_one_machine_share_it() -> None:
     )
     assert pods.machines() == [[0, 1], [2]]
     assert list(pods.machine["hosts"]) == ["pod-0, pod-1", "pod-2"]
-
-
-def test_a_machine_is_busy_if_one_of_its_tasks_says_so() -> None:
-    told = Conductor([hello(0, "a"), hello(1, "b"), hello(2, "b", idle=False)], "slurm", {})
-    assert told.busy() == ["b"]
 
 
 def test_machines_with_different_versions_are_named() -> None:

@@ -91,14 +91,6 @@ class Conductor:
             found.setdefault(member.boot, []).append(member.rank)
         return list(found.values())
 
-    def busy(self) -> list[str]:
-        """Returns the machines that were not idle when their tasks joined."""
-        return [
-            self.name(ranks)
-            for ranks in self.machines()
-            if not all(self.members[rank].idle for rank in ranks)
-        ]
-
     def threads(self, workers: int) -> int:
         """Returns PyTorch threads per worker: the fewest cores per worker of any machine."""
         shares = []
@@ -144,7 +136,7 @@ class Conductor:
         return start
 
     def listen(self) -> Callable[[], list[RunNoise]]:
-        """Measures noise on all machines; returns that of those on which programs ran."""
+        """Measures noise on all machines; returns that of those with programs, or of all if none ran."""
         self._used.clear()
         here = NoiseListener()
         for member in self._followers.values():
@@ -155,7 +147,7 @@ class Conductor:
             return [
                 noise.of_machine([samples[rank] for rank in ranks], self.name(ranks))
                 for ranks in self.machines()
-                if not self._used.isdisjoint(ranks)
+                if not self._used or not self._used.isdisjoint(ranks)
             ]
 
         return heard

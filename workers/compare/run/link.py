@@ -31,8 +31,6 @@ class Hello(Struct, frozen=True, kw_only=True, tag=True):
     """Hostname of its machine or container."""
     boot: str
     """Equal for all tasks on one machine: the kernel's boot id, else the hostname."""
-    idle: bool
-    """Its machine was idle."""
     address: str
     """Its address for the other machines."""
     cores: tuple[int, ...]

@@ -26,7 +26,6 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.trace import name_kernel
 from hubring.ps.transport.host import bracketed, numeric, reachable, towards
 from hubring.workers.compare.plan.experiment import Experiment
-from hubring.workers.compare.run import noise
 from hubring.workers.compare.run.link import Hello, Message, OtherEndLost, TaskConnection
 from hubring.workers.launchers.placement import detect
 from hubring.workers.peers import machine
@@ -132,7 +131,6 @@ def describe_task(task: LauncherTask, conductor: str | None) -> Hello:
         local_rank=task.local_rank,
         host=socket.gethostname(),
         boot=name_kernel(),
-        idle=noise.is_idle(),
         address=_address(task) if conductor is None else towards(conductor),
         cores=tuple(sorted(os.sched_getaffinity(0))),
         machine=dict(machine.describe()),

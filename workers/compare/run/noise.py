@@ -12,10 +12,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from hubring.workers.peers import machine
-
-IDLE_LOAD = 0.5
-"""Load per core before the first run above which the machine counts as busy."""
 FOREIGN = 0.1
 """Processor time that other programs can use without disturbing a run, relative to the run's own."""
 FEWEST_CORES = 1.0
@@ -185,11 +181,6 @@ def of_machine(samples: Sequence[ProcessCounts], name: str = "") -> RunNoise:
 
 def _share(part: float | None, whole: float) -> float | None:
     return None if part is None or whole <= 0 else min(1.0, max(0.0, part / whole))
-
-
-def is_idle() -> bool:
-    """Whether the machine was idle in the last minute."""
-    return os.getloadavg()[0] <= IDLE_LOAD * machine.cores()
 
 
 def _counts() -> tuple[float | None, float | None, float | None]:

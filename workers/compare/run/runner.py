@@ -136,8 +136,13 @@ class Runner(Struct, frozen=True):
     site: ThisMachine | Conductor = ThisMachine()
 
     def busy(self) -> list[str]:
-        """Returns the site's machines that are not idle before the first run."""
-        return self.site.busy()
+        """Returns the site's machines that are not idle now, measured for a second.
+
+        The load average does not tell: it still counts what has ended, such as an installation.
+        """
+        heard = self.site.listen()
+        time.sleep(1.0)
+        return [each.machine or "this machine" for each in heard() if each.disturbance()]
 
     def run(self, run: PlannedRun, folder: Path, progress: Progress) -> RunOutcome:
         """Trains once in a new folder; writes `outcome.json` last.

@@ -21,7 +21,7 @@ from msgspec import Struct
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.timing import ClockOffset
 from hubring.workers.compare.plan.setting import BURST_BYTES, Link, Setting
-from hubring.workers.compare.run.noise import NoiseListener, RunNoise, is_idle, of_machine
+from hubring.workers.compare.run.noise import NoiseListener, RunNoise, of_machine
 from hubring.workers.compare.run.relay import relay
 from hubring.workers.peers import machine
 from hubring.workers.peers.processes import LocalProcess, StartProgram
@@ -247,10 +247,6 @@ class ThisMachine:
     def starter(self, threads: int) -> StartProgram:
         """Returns a function that starts a program with so many PyTorch threads on its host."""
         return LocalProcess
-
-    def busy(self) -> list[str]:
-        """Returns the names of the machines that are not idle before the first run."""
-        return [] if is_idle() else ["this machine"]
 
     def listen(self) -> Callable[[], Sequence[RunNoise]]:
         """Starts to measure noise. Call the result for each machine's once the programs have ended."""

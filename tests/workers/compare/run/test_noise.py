@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.run import noise
 from hubring.workers.compare.run.noise import BusyClock, ProcessCounts, RunNoise, of_machine
+from hubring.workers.compare.run.runner import Runner
+from hubring.workers.compare.run.site import ThisMachine
 from hubring.workers.compare.show.page import page
-from tests.support.compare.replayed import SEEDS, Replayed, compared, paced
+from tests.support.compare.replayed import SEEDS, Replayed, compared, experiment, paced
 from tests.support.compare.results import read as findings_of
 from tests.support.pages.html_tree import html_tree
 
@@ -109,3 +112,22 @@ def test_runs_on_gpus_say_that_these_were_not_watched(tmp_path: Path) -> None:
     plain = compared(tmp_path / "cpu", rows=("ring", "hub-bsp"))
     assert not plain["noise"]["gpus"]
     assert not any("GPU" in text for text in plain["verdict"])
+
+
+class ListenedSite(ThisMachine):
+    """Hears this noise."""
+
+    def __init__(self, *heard: RunNoise) -> None:
+        self.heard = heard
+
+    def listen(self) -> Callable[[], Sequence[RunNoise]]:
+        return lambda: self.heard
+
+
+def test_a_machine_is_busy_if_something_disturbs_it_before_the_first_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    loaded = RunNoise((9.0, 9.0), 0.0, cores=(0.0, 0.0), machine="a")  # by what has ended
+    robbed = RunNoise((0.0, 0.0), 0.0, stolen=0.5, machine="b")
+    assert Runner(experiment(), site=ListenedSite(loaded, robbed)).busy() == ["b"]
