@@ -5,8 +5,8 @@ first optimizer. The tests start about two thousand programs. A fork is an ordin
 id, files and signals, and is a child of the process that requested it.
 
 The fork server forks the tests' programs. Each program also has its own fork server, forked before the
-program starts. Programs that it starts as `python [-P] -m MODULE`, also after `ip netns exec NAME`, are forks of
-that server; other programs start normally.
+program starts. Programs that it starts as `[ip netns exec NAME] python [-P] -m MODULE` are forks of that
+server; other programs start normally.
 
 A fork exits without unloading its modules, which would copy two hundred shared megabytes.
 tests/system/test_topologies.py starts programs without forks, and tests their normal exit.
