@@ -37,6 +37,9 @@ ALONE = ("tests/deploy/", "tests/launchers/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Long tests first: one that starts last would run on when the other test processes have ended. The
+    # longest have a timeout of their own.
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("timeout", "slow")])
     for item in items:
         if {"slurm", "yard"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.packages)

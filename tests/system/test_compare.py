@@ -12,7 +12,7 @@ import pytest
 
 from hubring.workers.compare.run.site import why_not
 from tests.support.compare.anywhere import PATIENT, reported, results, write_experiment
-from tests.support.processes.cluster import MEASURED, PATIENCE, Cluster, measured
+from tests.support.processes.cluster import PATIENCE, Cluster, measured
 from tests.support.processes.process_tree import below, ends_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(450)]
@@ -122,18 +122,3 @@ def test_a_comparison_that_is_stopped_ends_its_children_and_says_how_to_go_on(
     assert f"to resume, run: ps-compare {shlex.join(words)}" in program.said()
     assert finished(tmp_path / "out") == {}
     # that no child is left is seen to by the fixture no_process_outlives_its_test
-
-
-@pytest.mark.full
-def test_a_script_of_ones_own_is_compared_by_what_it_reports(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(Path(MEASURED).read_text())
-    experiment = tmp_path / "mine.toml"
-    experiment.write_text(
-        'script = "train.py"\nmetric = "fit"\nrising = false\ntarget = 0.5\nrows = ["ring", "hub-bsp"]\n'
-        'seeds = [1, 2]\narguments = ["60", "{seed}"]\n'
-    )
-    last = cluster.run("compare", COMPARE, "run", str(experiment), "--out", str(tmp_path / "out")).done()
-    assert last["gate"]["passed"]
-    found = results(tmp_path / "out")
-    assert found["job"]["title"] == "fit"
-    assert all(row["numbers"]["samples_to_target"] is not None for row in found["rows"])

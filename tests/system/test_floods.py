@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,9 @@ ATTACKS = (
     *("noise", "connections", "half_open", "pages", "zmq_frames", "zmq_handshakes", "shared_memory"),
 )
 MOST_BYTES = 64 << 20
-WORKERS = 2
+WIRES = ("shm", "zmq", "grpc")
+"""The transport of each worker, so that one flood meets all."""
+WORKERS = len(WIRES)
 MOST_LINES = 150
 SAMPLE_SECONDS = 0.02
 STATUS_SECONDS = 0.2
@@ -105,16 +107,16 @@ def places_of(address: str, server: int, shards: list[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("wire", "limit"), [("shm", "-Sn 300"), ("shm", "-n 300"), ("zmq", "-n 1024"), ("grpc", "-n 1024")]
+    ("wires", "limit"), [(WIRES, "-Sn 300"), (["shm"] * WORKERS, "-n 300"), (WIRES, "-n 1024")]
 )
 def test_silent_connections_leave_descriptors_for_the_members(
-    cluster: Cluster, wire: str, limit: str
+    cluster: Cluster, wires: Sequence[str], limit: str
 ) -> None:
     few = ["sh", "-c", f'ulimit {limit} && exec "$@"', "sh"]
     server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0", within=few)
-    pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
+    workers = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for wire in wires]
     with cluster.asking(address) as status:
-        pids = processes_of(server, pair[0], status)
+        pids = processes_of(server, workers[0], status)
         watch = Watch(status, pids)
         before = server.said()
         with watch.flood():
@@ -122,30 +124,27 @@ def test_silent_connections_leave_descriptors_for_the_members(
                 "flood", "tests.support.scripts.flood", "connections", *places_of(address, pids[0], pids[1:])
             ).done()
         assert sent["open"] > 1024
-        pair[0].until(watch.go_on, "more steps of all workers")
+        workers[0].until(watch.go_on, "more steps of all workers")
     logged = server.said().removeprefix(before)
     assert "Traceback" not in logged
     assert len(logged.splitlines()) < MOST_LINES, logged
-    assert all(program.process.poll() is None for program in (server, *pair))
-    assert all("connection lost" not in worker.said() for worker in pair)
+    assert all(program.process.poll() is None for program in (server, *workers))
+    assert all("connection lost" not in worker.said() for worker in workers)
 
 
-@pytest.mark.parametrize("wire", ["shm", "zmq", "grpc"])
-def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster, wire: str) -> None:
+def test_a_flood_costs_little_memory_and_no_worker(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", str(WORKERS), "--page-port", "0")
-    pair = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for _ in range(WORKERS)]
+    workers = [cluster.worker(address, "--transport", wire, SMALL, "1000000") for wire in WIRES]
     with cluster.asking(address) as status:
-        pids = processes_of(server, pair[0], status)
+        pids = processes_of(server, workers[0], status)
         places = places_of(address, pids[0], pids[1:])
         for attack in ATTACKS:
             watch = Watch(status, pids)
             with watch.flood():
                 sent = cluster.run(attack, "tests.support.scripts.flood", attack, *places).done()
-            print(
-                f"{wire}, {attack}: {watch.growth / 1e6:.0f} MB, oldest heartbeat {watch.age:.2f} s, {sent}"
-            )
+            print(f"{attack}: {watch.growth / 1e6:.0f} MB, oldest heartbeat {watch.age:.2f} s, {sent}")
             assert "allowed" not in sent
-            pair[0].until(watch.go_on, "more steps of all workers")
+            workers[0].until(watch.go_on, "more steps of all workers")
             assert watch.growth <= MOST_BYTES, attack
-    assert all(program.process.poll() is None for program in (server, *pair))
+    assert all(program.process.poll() is None for program in (server, *workers))
     assert all(words not in server.said() for words in ("is lost", "Traceback"))

@@ -24,7 +24,7 @@ def write_experiment(folder: Path) -> Path:
     experiment = folder / "mine.toml"
     experiment.write_text(
         f'script = "train.py"\narguments = ["{STEPS}", "{{seed}}"]\nmetric = "fit"\nrising = false\n'
-        f"rows = {json.dumps(ROWS)}\nseeds = [1]\n"
+        f"target = 0.5\nrows = {json.dumps(ROWS)}\nseeds = [1]\n"
     )
     return experiment
 
@@ -38,6 +38,8 @@ def reported(out: Path) -> dict[str, Any]:
     """Returns the findings, after a look at what does not depend on where the experiment ran."""
     found = results(out)
     assert found["gate"]["passed"]
+    assert found["job"]["title"] == "fit"
+    assert all(row["numbers"]["samples_to_target"] is not None for row in found["rows"])
     assert [(row["row"], row["withheld"], row["failed"]) for row in found["rows"]] == [
         (row, None, None) for row in ROWS
     ]

@@ -5,8 +5,8 @@ first optimizer. The tests start about two thousand programs. A fork is an ordin
 id, files and signals, and is a child of the process that requested it.
 
 The fork server forks the tests' programs. Each program also has its own fork server, forked before the
-program starts. Programs that it starts as `python [-P] -m MODULE` are forks of that server; other programs
-start normally.
+program starts. Programs that it starts as `[ip netns exec NAME] python [-P] -m MODULE` are forks of that
+server; other programs start normally.
 
 A fork exits without unloading its modules, which would copy two hundred shared megabytes.
 tests/system/test_topologies.py starts programs without forks, and tests their normal exit.
@@ -275,15 +275,14 @@ def _run(
         runpy.run_path(module, run_name="__main__")
 
 
-def _program(command: Sequence[Any], kinds: Sequence[str]) -> list[str]:
+def _program(command: Sequence[str], kinds: Sequence[str]) -> list[str]:
     """Returns how Python gets a program, the program and its arguments; empty for other commands.
 
     The program is a module after `-m`, code after `-c`, or a script.
     """
-    python, *words = (os.fsdecode(word) for word in command)
-    if python != sys.executable or not words:
+    if len(command) < 2 or command[0] != sys.executable:
         return []
-    words = words[1:] if words[0] == "-P" else words
+    words = list(command[2:] if command[1] == "-P" else command[1:])
     found = words if words[0] in ("-m", "-c") else ["", *words]
     return found if found[0] in kinds and not found[1].startswith("-") else []
 
@@ -302,7 +301,9 @@ def _forking(fork_server: socket.socket, kinds: Sequence[str]) -> Callable[..., 
         _, preexec, _, pass_fds, folder, environment, *_ = how
         pipes, (session, group) = how[9:15], how[-2:]
         variables = dict(os.environ if environment is None else environment)
-        program = [] if isinstance(args, str | bytes) else _program(list(args), kinds)
+        words = [] if isinstance(args, str | bytes) else [os.fsdecode(word) for word in args]
+        network = words[3] if words[:3] == ["ip", "netns", "exec"] else ""
+        program = _program(words[4:] if network else words, kinds)
         if not program or preexec or (folder and kinds == ["-m"]) or "PYTHONSAFEPATH" in variables:
             return afresh(process, args, *how)
         stdin, _, _, stdout, _, stderr = pipes
@@ -312,7 +313,7 @@ def _forking(fork_server: socket.socket, kinds: Sequence[str]) -> Callable[..., 
             "module": program[1],
             "arguments": program[2:],
             "environment": variables,
-            "stand": {"session": session, "group": group},
+            "stand": {"session": session, "group": group, "network": network},
             "passed": list(pass_fds),
             "folder": os.fspath(folder or os.getcwd()),
         }

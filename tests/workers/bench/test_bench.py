@@ -121,22 +121,28 @@ def test_the_exposed_exchange_is_what_a_step_takes_beyond_computing() -> None:
     assert [each.samples_per_s for each in found] == pytest.approx([160, 320])
 
 
-CASES = "2:flat:sgd,2:coded:sgd,2:digits:sgd"
+EACH_KIND = (
+    "ddp-gloo,ddp-hub,hub-shm,ring,train-alone,"  # all that trains
+    "hub-zmq-bf16,hub-zmq-int8,ring-bf16,ring-gloo-bf16"  # each codec
+)
 
 
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.timeout(480)
-def test_rows_come_out_right_on_real_processes(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cases", "rows"), [("2:flat:sgd", None), ("2:coded:sgd,2:digits:sgd", EACH_KIND)])
+def test_rows_come_out_right_on_real_processes(
+    cluster: Cluster, tmp_path: Path, cases: str, rows: str | None
+) -> None:
     pytest.importorskip("sklearn")
     out = tmp_path / "bench.json"
-    size = ["--megabytes", "30"]  # eight slices, and two buckets
-    short = ["--rounds", "1", "--steps", "2"]
-    words = [*size, *short, "--cases", CASES, "--out", str(out)]
+    size = ["--megabytes", "10", "--bucket-bytes", str(6 * 2**20)]  # three slices, and two buckets
+    short = ["--rounds", "1", "--steps", "2", *(["--rows", rows] if rows else [])]
+    words = [*size, *short, "--cases", cases, "--out", str(out)]
     ended = cluster.run("bench", "hubring.workers.programs.ps_worker", "bench", *words)
     assert ended.done(timeout=400) == {"out": str(out), "wrong": 0, "exit_code": 0}
     found = json.loads(out.read_text())
-    here = cli.rows_of(None)
-    for shape in [case.shape for case in cli.cases_of(CASES)]:
+    here = cli.rows_of(rows)
+    for shape in [case.shape for case in cli.cases_of(cases)]:
         came = [(each["row"], each["wrong"], each["steps"]) for each in found if each["shape"] == shape]
         assert came == [(row.name, 0, 2) for row in here if takes_part(row, job.find_shape(shape))]
