@@ -23,8 +23,8 @@ from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import CoordinatorCall, StoreCommand
 from hubring.ps.optim.sums import all_finite
-from hubring.ps.shard.changes import Action, Follower, StandbyLink, action, checked_path
 from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.shard.standby import Action, Follower, StandbyLink, action, checked_path
 from hubring.ps.store.key_state import Snapshot
 from hubring.ps.transport.registry import ShardAddress
 

@@ -4,8 +4,8 @@ One thread polls every listener and passes requests to the store. The loop never
 blocks on anything else. The coordinator's calls arrive on gRPC threads, which pass
 them to the loop as commands, so that only one thread uses the store.
 
-With a standby the replies wait in its stream (`hubring.ps.shard.stream`). A standby's own loop applies
-what its primary forwards, and refuses all else until it is promoted (`hubring.ps.shard.changes`).
+With a standby the replies wait in its stream (`hubring.ps.shard.standby_stream`). A standby's own loop
+applies what its primary forwards, and refuses all else until it is promoted (`hubring.ps.shard.standby`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hubring.ps.core.messages import (
 )
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import BucketSpec, Sender, Slice
-from hubring.ps.shard.stream import CallHistory, Stream, lasting, pass_failure, without_checkpoint
+from hubring.ps.shard.standby_stream import CallHistory, Stream, lasting, pass_failure, without_checkpoint
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
@@ -384,7 +384,7 @@ class ShardLoop:
         else:  # a header that cannot be read, or a stranger
             self.rejections.add("damage", log, f"refused a message: {message.damage}")
         ticket = Ticket(listener, envelope.reply_to, number, _NO_SENDER, self._now)
-        self.send([Delivery(ticket, Refusal(Code.RESEND, message.damage))])
+        self._send_now([Delivery(ticket, Refusal(Code.RESEND, message.damage))])  # no standby has to know
 
     def _missing(self, probe: Probe) -> Missing:
         """Returns which requests wait for no reply: they never came, or are answered."""

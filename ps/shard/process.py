@@ -42,10 +42,10 @@ from hubring.ps.process import launch
 from hubring.ps.process.launch import await_parent_end, kill_siblings
 from hubring.ps.security.access import CONNECT_SECONDS, ShardLock, refused_error
 from hubring.ps.security.certificate import make_certificate
-from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.host_shards import VARIABLE, ShardSettings
 from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.shard.standby import Follower, StandbyLink, StandbyVerdict
 from hubring.ps.store.consistency import by_name
 from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.calls import (

@@ -27,7 +27,7 @@ from hubring.ps.core.messages import (
     Values,
 )
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, StepHyper, View
-from hubring.ps.shard.stream import lasting
+from hubring.ps.shard.standby_stream import lasting
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport.decode import decode_request

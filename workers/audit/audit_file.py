@@ -92,10 +92,10 @@ class AuditStep(Struct, frozen=True, array_like=True, tag="step"):
         hashes: An int64 of each, of its inputs and labels (`hubring.workers.audit.samples`).
         epoch: The DataLoader's pass that they are from, and the sampler's shard; empty: not known.
         still: Elements that, as shows now, steps do not change though they have a gradient: parameter and
-            place in it (`hubring.workers.audit.still`).
+            place in it (`hubring.workers.audit.unmoved_elements`).
         moved: Whether other elements than the recorded ones changed since the last step.
         state: The optimizer's state before the step, of each element by its name; NaN: none. Only in steps
-            of other elements (`hubring.workers.audit.other_elements`).
+            of other elements (`hubring.workers.audit.rotating_elements`).
     """
 
     trainer: int

@@ -28,10 +28,10 @@ from torch.optim import Optimizer
 from hubring.ps.optim.hyperparameters import as_number
 from hubring.workers.audit.audit_file import AuditStep, ModelLayout
 from hubring.workers.audit.elements import AFTER, ARRIVED, BEFORE, GIVEN, OWN, StepElements
-from hubring.workers.audit.other_elements import OtherElements, is_due
+from hubring.workers.audit.rotating_elements import OtherElements, is_due
 from hubring.workers.audit.sample import TappedParameter, counted, sample, shard
 from hubring.workers.audit.samples import SampleTap
-from hubring.workers.audit.still import StillElements
+from hubring.workers.audit.unmoved_elements import StillElements
 from hubring.workers.communicators.base import Communicator
 
 BATCH_NORM = "BatchNorm"

@@ -3,7 +3,7 @@
 - steady steps: steps after warm-up (the first tenth, at least five, unless the experiment sets `warmup`).
   Steps are left out if they follow a measurement of the model, for which other ranks can have waited, or if
   they include or follow the saving of parameters after the first `EARLY` steps, or record other elements
-  (`hubring.workers.audit.other_elements`), which takes longer on a hub.
+  (`hubring.workers.audit.rotating_elements`), which takes longer on a hub.
 - step_ms: median time from the report before a steady step to its own report, over all ranks. step_mean_ms:
   mean of each rank, then over ranks. compute_ms and exposed_ms are parts of the mean.
 - samples_per_second: samples of a rank's steady steps / their time, summed over the ranks that were not
@@ -45,7 +45,7 @@ from statistics import fmean, median
 from typing import Any
 
 from hubring.ps.core.errors import HubringError, UsageError
-from hubring.workers.audit.other_elements import is_due
+from hubring.workers.audit.rotating_elements import is_due
 from hubring.workers.compare.plan.experiment import JobMetric, PricesTable
 from hubring.workers.compare.plan.run_order import PlannedRun
 from hubring.workers.compare.plan.setting import Fault

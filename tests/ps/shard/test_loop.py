@@ -46,3 +46,12 @@ def test_a_damaged_payload_of_a_member_is_counted_for_its_job(
     assert shard.loop.service.damaged == 1
     assert "refused a message of rank 0: a payload of 16 bytes" in caplog.text
     assert shard.loop.rejections.counts() == {}
+
+
+def test_a_damaged_message_is_answered_without_the_standby_and_counts_for_no_rank(
+    start: Callable[..., OneShard],
+) -> None:
+    shard = start(BSP(), 1)
+    shard.loop.follow_with(Mock())
+    come(shard, b"", "a header of 40 bytes does not match its checksum")
+    assert not shard.loop.service.held

@@ -10,9 +10,9 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.shard import process
-from hubring.ps.shard.changes import StandbyVerdict
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.process import Registration
+from hubring.ps.shard.standby import StandbyVerdict
 from hubring.ps.transport.grpc.calls import InsistentCalls
 from tests.support.fakes.heartbeats import Heartbeats
 

@@ -18,8 +18,8 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import CoordinatorCall, Forwarded, StoreCommand
 from hubring.ps.core.types import INCARNATION_BYTES, BucketSpec, Slice, TensorSpec
 from hubring.ps.job.control_messages import bucket_to_proto, slice_to_proto
-from hubring.ps.shard.changes import Follower, StandbyLink, StandbyVerdict, action
 from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.shard.standby import Follower, StandbyLink, StandbyVerdict, action
 from hubring.ps.store.consistency import ASP
 from hubring.ps.store.key_state import Snapshot
 from hubring.ps.transport.host import host_id
@@ -140,7 +140,7 @@ class Saved:
     def __init__(self, shard: OneShard, monkeypatch: pytest.MonkeyPatch) -> None:
         self.readers: list[str] = []
         self.snapshot = shard.ask(captured)
-        monkeypatch.setattr("hubring.ps.shard.changes.shard_file.load", self.load)
+        monkeypatch.setattr("hubring.ps.shard.standby.shard_file.load", self.load)
 
     def load(self, folder: Path, keys: Sequence[int]) -> Snapshot:
         self.readers.append(threading.current_thread().name)

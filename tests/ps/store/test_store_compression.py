@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.messages import Code, Coded, Pull, Push, Transfer
-from hubring.ps.shard.stream import lasting
+from hubring.ps.shard.standby_stream import lasting
 from hubring.ps.store.consistency import BSP
 from tests.support.store import (
     ADD,

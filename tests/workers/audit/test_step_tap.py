@@ -17,7 +17,7 @@ import torch
 from hubring.workers.audit.audit import AUTOCAST, Audit
 from hubring.workers.audit.audit_file import AuditFile, AuditStep, ModelLayout, read_audit
 from hubring.workers.audit.step_tap import BATCH_NORM, StepTap
-from hubring.workers.audit.still import PERIOD
+from hubring.workers.audit.unmoved_elements import PERIOD
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.horovod import basics

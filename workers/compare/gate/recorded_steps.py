@@ -120,7 +120,7 @@ class Recording(NamedTuple):
         trainers: The steps in order, by the number of their optimizer.
         facts: What makes a rank's gradients differ, by right, from those of the whole batch.
         others: Steps of other elements, each of which stands for itself
-            (`hubring.workers.audit.other_elements`).
+            (`hubring.workers.audit.rotating_elements`).
     """
 
     trainers: dict[int, list[RecordedStep]]

@@ -41,7 +41,7 @@ from hubring.ps.core.types import Member, View, incarnation_from_wire
 from hubring.ps.job.control_messages import bucket_from_proto, slice_from_proto
 from hubring.ps.security.certificate import Identity
 from hubring.ps.shard.loop import OTHER_STREAM, ShardLoop
-from hubring.ps.shard.stream import StandbyLost, Stream, pass_failure
+from hubring.ps.shard.standby_stream import StandbyLost, Stream, pass_failure
 from hubring.ps.transport.base import Connection, Transport
 from hubring.ps.transport.registry import FASTEST_FIRST, ShardAddress, dial_by, reach, transport
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hubring.workers.audit import other_elements
-from hubring.workers.audit.other_elements import MOST, PERIOD, OtherElements
+from hubring.workers.audit import rotating_elements
+from hubring.workers.audit.rotating_elements import MOST, PERIOD, OtherElements
 from hubring.workers.audit.sample import TappedParameter, sample
 
 
@@ -26,7 +26,7 @@ def test_nine_of_ten_rows_have_their_turn_within_100_steps(rows: int, width: int
 
 
 def test_parameters_of_a_large_model_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_elements, "AT_ONCE", 100)
+    monkeypatch.setattr(rotating_elements, "AT_ONCE", 100)
     tensors = {name: torch.zeros(60) for name in "abc"}
     chosen = sample("a", 60, 3)
     known = [

@@ -16,7 +16,7 @@ from hubring.ps.core.messages import (
     Reply,
     StoreCommand,
 )
-from hubring.ps.shard.stream import (
+from hubring.ps.shard.standby_stream import (
     SILENT_SECONDS,
     STALLED_SECONDS,
     CallHistory,
