@@ -291,8 +291,15 @@ class Planner:
                 await self._settle(sender, offered, slicing, step)
         return late
 
-    async def try_out(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
-        """Sends every shard the slices of a trial, once for all workers that request the same slices.
+    async def try_out(
+        self, sender: Sender, offered: Buckets, slice_bytes: int, number: int
+    ) -> tuple[ShardPlan, int]:
+        """Sends every shard the slices of a trial, once for all workers that request this number.
+
+        A worker in a lost one's place begins with the first trial, which changes nothing any more.
+
+        Returns:
+            The slices, and how many later trials the others have begun.
 
         Raises:
             Fenced: The worker is no longer a member.
@@ -300,12 +307,12 @@ class Planner:
         """
         async with self._fleet.plan_lock:
             draw, shards = self._agreed_model.draw_trial, len(self._fleet.shards)
-            trial, is_new = await asyncio.to_thread(draw, offered, shards, slice_bytes)
+            trial, later = await asyncio.to_thread(draw, offered, shards, slice_bytes, number)
             self.is_late(sender)
-            if is_new:
+            if later < 0:
                 await self._fleet.set_plan(await asyncio.to_thread(assignment, offered, trial, None))
-                self._agreed_model.trial = (offered, slice_bytes)
-        return trial
+                self._agreed_model.trial = number
+        return trial, max(0, later)
 
     async def activate(self, sender: Sender, *, gives: bool) -> int | None:
         """Makes a late joiner that has its plan active; returns the steps that the others have completed.
