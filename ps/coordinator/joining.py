@@ -14,9 +14,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, newest_step
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
 from hubring.ps.coordinator.promotion import HeldConnections
@@ -242,9 +244,13 @@ class Planner:
         agreed_model: What the workers have agreed on so far.
         fleet: The shards.
         notifier: Where late joiners wait until the other workers have chosen the slices.
+        directory: `--checkpoint-dir`, or None.
     """
 
-    def __init__(self, job: Job, agreed_model: AgreedModel, fleet: Fleet, notifier: Notifier) -> None:
+    def __init__(
+        self, job: Job, agreed_model: AgreedModel, fleet: Fleet, notifier: Notifier, directory: Path | None
+    ) -> None:
+        self._directory = directory
         self._job = job
         self._agreed_model = agreed_model
         self._fleet = fleet
@@ -374,6 +380,20 @@ class Planner:
             newest = max((stats.newest for stats in await self._fleet.stats()), default=0)
             message.version = newest - (newest - 1 == step)
         await self._fleet.set_plan(message)
+        if not model.settled and model.restored is None and any(bucket.optimizer for bucket in offered):
+            self._warn_of_others()
         model.settle(offered, plan)
         self._job.averages = not model.on_the_hub
         await self._notifier.announce()
+
+    def _warn_of_others(self) -> None:
+        """Warns if the folder has a checkpoint of workers that stepped, as around a ring."""
+        step = newest_step(self._directory / OF_WORKERS) if self._directory is not None else None
+        if step is not None:
+            line = (
+                f"training starts at step 0: the checkpoint of step {step} in {self._directory} is of workers"
+                " that step. Start the hub with --mode bsp and pass --checkpoint-dir to ps-worker too, or use"
+                " another --checkpoint-dir"
+            )
+            log.warning("%s", line)
+            self._job.tell(line)

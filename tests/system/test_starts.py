@@ -35,14 +35,17 @@ if where == "step":
     hubring.DistributedOptimizer.step = pause
 if where == "trial":
     pulls, second = SliceTrial._pull, iter([False, True])
-    SliceTrial._pull = lambda *slices, push=False: (push and next(second) and pause()) or pulls(*slices, push=push)
+    SliceTrial._pull = lambda *slices, push=False: (push and next(second) and pause()) or pulls(
+        *slices, push=push
+    )
 hubring.init()
 if where == "init":
     pause()
 small.main()
 """
-"""Pauses before the first heartbeat (`join`), after `init`, as one that loads data, or after the first
-backward (`step`), whose gradients the workers show each other, or amid a trial of slices (`trial`). Prints when a ring's worker has come (`meet`).
+"""Pauses before the first heartbeat (`join`), after `init`, as one that loads data, after the first
+backward (`step`), whose gradients the workers show each other, or amid a trial of slices (`trial`). Prints
+when a ring's worker has come (`meet`).
 """
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
-from hubring.ps.checkpoint.checkpoint_folder import Manifest
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, Manifest, begin, publish
 from hubring.ps.coordinator import agreed_model
 from hubring.ps.coordinator.checkpoints import CheckpointContent
 from hubring.ps.core.errors import JobFailed
@@ -321,3 +321,15 @@ def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:
     for keys in ({0}, {0, 1}):
         part = held.saved(keys)
         assert (part.buckets, part.slices, part.joined) == ((BUCKET,), slices[:1], (1,))
+
+
+async def test_a_hub_in_the_folder_of_a_ring_says_that_it_starts_afresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(begin(tmp_path / OF_WORKERS), Manifest("job", "workers", 7, 1, (), (), ()))
+    hub, *both = await in_training(checkpoint_dir=tmp_path)
+    for joined in both:
+        await hub.plan(joined)
+    told = f"starts at step 0: the checkpoint of step 7 in {tmp_path} is of workers"
+    assert caplog.text.count(told) == 1
+    assert told in (await hub.beat(both[0])).news[0]
