@@ -27,7 +27,7 @@ def pause(*_):
 
 joins, where, go = Admission.join, sys.argv.pop(1), Path(__file__).with_suffix(".go")
 if where == "join":
-    Admission.join = lambda *arguments: pause(joins(*arguments))
+    Admission.join = lambda *arguments: (joins(*arguments), pause())[0]
 if where == "meet":
     sets = RingStore.set
     RingStore.set = lambda *arguments: (sets(*arguments), print("came", file=sys.stderr, flush=True))
@@ -68,6 +68,7 @@ def test_a_worker_that_gives_up_frees_its_rank(cluster: Cluster, topology: str) 
         ("init", [], "ring", 0),
         ("init", ["--on-loss", "wait"], "hub", 1),
         ("init", ["--colocate"], "hub", 1),
+        ("join", ["--colocate"], "hub", 1),
         ("step", ["--on-loss", "wait"], "hub", 0),
         ("step", [], "hub", 0),
         ("trial", [], "hub", 0),
@@ -91,7 +92,7 @@ def test_a_worker_that_is_killed_before_the_first_step_is_waited_for(
 
     lost = worker(rank, where)
     # A colocated job is lost with a worker once the others have made their plan.
-    until = "init" if "--colocate" in flags else "nowhere"
+    until = where if "--colocate" in flags else "nowhere"
     workers = [worker(other, until) for other in range(3) if other != rank]
     lost.until_said("paused")
     lost.process.kill()
