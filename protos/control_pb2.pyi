@@ -810,8 +810,8 @@ class PlanRequest(_message.Message):
     incarnation: _builtins.bytes
     slice_bytes: _builtins.int
     """largest slice, as the workers measured it; 0: the server's setting"""
-    trial: _builtins.bool
-    """for a measurement; the server discards the plan"""
+    trial: _builtins.int
+    """number of a measurement, from 1; the server discards its plan. 0: none"""
     shards: _builtins.int
     """with slice_bytes: number of shards to use; 0: all"""
     step: _builtins.int
@@ -827,7 +827,7 @@ class PlanRequest(_message.Message):
         incarnation: _builtins.bytes = ...,
         buckets: _abc.Iterable[Global___BucketSpec] | None = ...,
         slice_bytes: _builtins.int = ...,
-        trial: _builtins.bool = ...,
+        trial: _builtins.int = ...,
         shards: _builtins.int = ...,
         step: _builtins.int = ...,
     ) -> None: ...
@@ -850,7 +850,7 @@ class PlanReply(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     UNDECIDED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
-    """completed steps to resume from; 0 for a new job"""
+    """completed steps to resume from, 0 for a new job; of a trial: later trials"""
     initialised: _builtins.bool
     """the shards have the parameters already"""
     refused: _builtins.str

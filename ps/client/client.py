@@ -181,12 +181,12 @@ class KVClient:
     def write_parameters(self, shard: int, key: int, values: Tensor, work: Work) -> None:
         """Replaces a key's parameters before the next step. Wait for `work` before the next push."""
         self.written += 1
-        write = WriteParameters(self.sender, key, self._clock(key), next(self._writes), values)
+        write = WriteParameters(self.sender, key, self.clock(key), next(self._writes), values)
         self._submit(shard, write, work, partial(_expected, shard, CollectiveResult))
 
     def write_state(self, shard: int, key: int, state: OptimizerState, work: Work) -> None:
         """Replaces a key's optimizer state before the next step. Wait for `work` before the next push."""
-        write = WriteState(self.sender, key, self._clock(key), next(self._writes), state)
+        write = WriteState(self.sender, key, self.clock(key), next(self._writes), state)
         self._submit(shard, write, work, partial(_expected, shard, CollectiveResult))
 
     def read_state(
@@ -234,7 +234,7 @@ class KVClient:
             covers: The other workers whose gradients are in the sum.
         """
         number = next(self._numbers)
-        message = push.header.message(number, self._clock(push.header.key), hyper, absent, covers)
+        message = push.header.message(number, self.clock(push.header.key), hyper, absent, covers)
         settle = partial(self._take_pushed, shard, push.into, decode, on_absent)
         call = Inflight(number, shard, message, push.landing, settle, work, push.header.nbytes)
         self._connections.submit(call)
@@ -279,7 +279,8 @@ class KVClient:
         """Closes the connections. Pending requests fail."""
         self._connections.close()
 
-    def _clock(self, key: int) -> int:
+    def clock(self, key: int) -> int:
+        """Returns the clock of the next push. Raises HubringError before the first pull."""
         if key not in self._clocks:
             raise HubringError(
                 f"key {key}: push before the first pull, so its clock is unknown; pull the key first"

@@ -289,14 +289,15 @@ class Session:
     # The job.
 
     def plan(
-        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: bool = False
+        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: int = 0
     ) -> Assignment:
         """Sends this worker's buckets and returns the shards that hold their slices.
 
         Args:
             buckets: In the order of their indices.
             slicing: How to cut them, once the workers have measured it; None to use the server's setting.
-            trial: The slices are for a measurement. The server discards them afterwards.
+            trial: The number of a measurement, from 1, whose slices the server discards afterwards; 0: none.
+                The answer's `step` is the number of measurements that the other workers began after it.
 
         Raises:
             ConfigError: The job, or the hub's checkpoint, has another model. Names the first difference.

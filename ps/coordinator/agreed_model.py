@@ -46,8 +46,8 @@ class ModelState:
     """Whether the shards have the plan."""
     joined: tuple[int, ...] = ()
     """The numbers of buckets that joined together, in order."""
-    trial: tuple[Buckets, int] | None = None
-    """The buckets and the slice size of the trial whose plan the shards have."""
+    trial: int = 0
+    """The number of the trial whose plan the shards have; 0 before the first."""
 
 
 class AgreedModel(ModelState):
@@ -125,15 +125,17 @@ class AgreedModel(ModelState):
         """Forgets the buckets, so that the workers can agree on others."""
         self.buckets, self.plan, self.joined, self.settled = (), ShardPlan(()), (), False
 
-    def draw_trial(self, offered: Buckets, shards: int, slice_bytes: int) -> tuple[ShardPlan, bool]:
-        """Returns a plan for a trial, and whether it differs from the plan that the shards have.
+    def draw_trial(
+        self, offered: Buckets, shards: int, slice_bytes: int, number: int
+    ) -> tuple[ShardPlan, int]:
+        """Returns a plan for a trial, and how many later trials have begun; -1 if this one is new.
 
         Raises:
             ConfigError: The job already has its plan, or the slices are too many.
         """
-        if not self.undecided:
+        if number > self.trial and not self.undecided:
             raise ConfigError("the job already has its slices; no worker can try other slices")
-        return self._cut(offered, shards, Slicing(slice_bytes)), (offered, slice_bytes) != self.trial
+        return self._cut(offered, shards, Slicing(slice_bytes)), self.trial - number
 
     def extends(self, offered: Buckets) -> bool:
         """Returns whether these buckets join those of the job."""

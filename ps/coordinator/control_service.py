@@ -197,8 +197,10 @@ class Control(ControlServicer):
             offered = await asyncio.to_thread(control_messages.checked_buckets, request.buckets)
             if request.trial:
                 draw = self._coordinator.planner.try_out
-                trial = await draw(_sender(request), offered, request.slice_bytes)
-                return await asyncio.to_thread(slices_to_proto, trial)
+                trial, later = await draw(_sender(request), offered, request.slice_bytes, request.trial)
+                reply = pb.PlanReply(step=later)
+                reply.MergeFrom(await asyncio.to_thread(slices_to_proto, trial))
+                return reply
             slicing = Slicing(request.slice_bytes, request.shards) if request.slice_bytes else None
             step = await self._coordinator.plan(_sender(request), offered, slicing, request.step)
         except Fenced as error:

@@ -117,7 +117,7 @@ class Coordinator(CoordinatorState):
             first_incarnation=self.next_incarnation,
         )
         self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
-        self.planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier)
+        self.planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, config.checkpoint_dir)
         self.rendezvous = Rendezvous(self._notifier)
         self.meeting = RegroupService(self.job, self.fleet, self._notifier, self._clock)
         self.quorum = Quorum(self.job, self.fleet, config, self._notifier, self._clock, self.connections)

@@ -14,9 +14,11 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from hubring.protos import control_pb2 as pb
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, newest_step
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
 from hubring.ps.coordinator.promotion import HeldConnections
@@ -243,9 +245,13 @@ class Planner:
         agreed_model: What the workers have agreed on so far.
         fleet: The shards.
         notifier: Where late joiners wait until the other workers have chosen the slices.
+        directory: `--checkpoint-dir`, or None.
     """
 
-    def __init__(self, job: Job, agreed_model: AgreedModel, fleet: Fleet, notifier: Notifier) -> None:
+    def __init__(
+        self, job: Job, agreed_model: AgreedModel, fleet: Fleet, notifier: Notifier, directory: Path | None
+    ) -> None:
+        self._directory = directory
         self._job = job
         self._agreed_model = agreed_model
         self._fleet = fleet
@@ -292,8 +298,15 @@ class Planner:
                 await self._settle(sender, offered, slicing, step)
         return late
 
-    async def try_out(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
-        """Sends every shard the slices of a trial, once for all workers that request the same slices.
+    async def try_out(
+        self, sender: Sender, offered: Buckets, slice_bytes: int, number: int
+    ) -> tuple[ShardPlan, int]:
+        """Sends every shard the slices of a trial, once for all workers that request this number.
+
+        A worker in a lost one's place begins with the first trial, which changes nothing any more.
+
+        Returns:
+            The slices, and how many later trials the others have begun.
 
         Raises:
             Fenced: The worker is no longer a member.
@@ -301,12 +314,12 @@ class Planner:
         """
         async with self._fleet.plan_lock:
             draw, shards = self._agreed_model.draw_trial, len(self._fleet.shards)
-            trial, is_new = await asyncio.to_thread(draw, offered, shards, slice_bytes)
+            trial, later = await asyncio.to_thread(draw, offered, shards, slice_bytes, number)
             self.is_late(sender)
-            if is_new:
+            if later < 0:
                 await self._fleet.set_plan(await asyncio.to_thread(assignment, offered, trial, None))
-                self._agreed_model.trial = (offered, slice_bytes)
-        return trial
+                self._agreed_model.trial = number
+        return trial, max(0, later)
 
     async def activate(self, sender: Sender, *, gives: bool) -> int | None:
         """Makes a late joiner that has its plan active; returns the steps that the others have completed.
@@ -368,6 +381,20 @@ class Planner:
             newest = max((stats.newest for stats in await self._fleet.stats()), default=0)
             message.version = newest - (newest - 1 == step)
         await self._fleet.set_plan(message)
+        if not model.settled and model.restored is None and any(bucket.optimizer for bucket in offered):
+            self._warn_of_others()
         model.settle(offered, plan)
         self._job.averages = not model.on_the_hub
         await self._notifier.announce()
+
+    def _warn_of_others(self) -> None:
+        """Warns if the folder has a checkpoint of workers that stepped, as around a ring."""
+        step = newest_step(self._directory / OF_WORKERS) if self._directory is not None else None
+        if step is not None:
+            line = (
+                f"training starts at step 0: the checkpoint of step {step} in {self._directory} is of workers"
+                " that step. Start the hub with --mode bsp and pass --checkpoint-dir to ps-worker too, or use"
+                " another --checkpoint-dir"
+            )
+            log.warning("%s", line)
+            self._job.tell(line)

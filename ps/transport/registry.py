@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hubring.ps.core.bounds import Rejections
-from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.core.errors import ConfigError, ServerUnreachable, ShardAwaited
 from hubring.ps.security.access import ShardLock
 from hubring.ps.security.token_file import socket_place
 from hubring.ps.transport.base import Connection, Listener, Transport
@@ -169,7 +169,10 @@ def _path(number: int, shard: ShardAddress, kinds: Mapping[str, Transport], loca
             if locate is None or time.monotonic() > until:
                 raise
             time.sleep(_MOVE_PAUSE)
-            shard = locate(number)
+            try:
+                shard = locate(number)
+            except ShardAwaited:
+                until = time.monotonic() + MOVE_SECONDS
         else:
             connection.close()
             return _Path(number, shard, kind)

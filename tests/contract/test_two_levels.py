@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from datetime import timedelta
 from functools import reduce
 from itertools import count
 from typing import Any
@@ -11,14 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from hubring.ps.core.errors import HubringError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.host import meeting
 from hubring.workers.communicators.ring.communicator import AllreduceCommunicator
+from hubring.workers.communicators.ring.group import RingStore
 from hubring.workers.communicators.ring.healing.healing_ring import HealingRing
+from hubring.workers.communicators.ring.two_levels import open_two_levels
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear, squares
 from tests.reports.training import momentum, take, values
 from tests.support.training.healing import HealingRanks, together
+from tests.support.training.notes import SharedNotes
 from tests.support.training.ranks import LIMIT, GlooRingRanks, RingRanks, TwoLevelRingRanks
 
 
@@ -96,6 +102,32 @@ def test_why_one_level_is_logged_once(hosts: str, says: str, caplog: pytest.LogC
     with caplog.at_level(logging.INFO):
         placed(hosts).run_once(lambda communicator: mean(communicator, 10))
     assert caplog.text.count(f"--local has no effect: {says}") == 1
+
+
+@pytest.mark.slow
+def test_another_host_that_is_late_is_not_taken_for_the_first_rank_of_the_own() -> None:
+    waits = threading.Barrier(4, timeout=LIMIT)
+
+    def action(communicator: Communicator) -> None:
+        assert isinstance(communicator, AllreduceCommunicator)
+        mean(communicator, 10)
+        try:
+            if communicator.rank < 2:
+                communicator.ring._group.set_timeout(timedelta(seconds=0.1))
+                with pytest.raises(HubringError, match="Timed out") as raised:
+                    mean(communicator, 10)
+                assert "waiting for rank" not in str(raised.value)
+        finally:
+            waits.wait()
+
+    placed("AABB").run_once(action)
+
+
+def test_a_later_generation_does_not_repeat_why_there_is_one_level(caplog: pytest.LogCaptureFixture) -> None:
+    store = RingStore(SharedNotes(), "ring", LIMIT, generation=2)
+    with caplog.at_level(logging.INFO):
+        assert open_two_levels(0, 1, store, "host", "127.0.0.1", LIMIT) is None
+    assert not caplog.records
 
 
 STEPS, LOST_IN = 5, 2

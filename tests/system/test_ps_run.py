@@ -238,6 +238,7 @@ def test_a_ddp_script_that_asks_for_gloo_or_nothing_trains_on_the_hub(
     assert program.out.read_text().count(f"{backend} {backend}") == 2
     assert ("Hubring took no part" in program.said()) == (topology == "ring")
     assert ("2 workers finished 2 steps" in program.said()) == (topology == "hub")
+    assert f"starting 1 server, 2 workers ({topology})\n" in program.said()
 
 
 @pytest.mark.parametrize("setting", ["--mode asp", "--compress int8"])

@@ -17,6 +17,7 @@ from pathlib import Path
 import hubring
 from hubring.ps.client.join import Admission
 from hubring.workers.communicators.ring.group import RingStore
+from hubring.workers.communicators.slice_tuning import SliceTrial
 from tests.support.scripts import small
 
 def pause(*_):
@@ -26,19 +27,25 @@ def pause(*_):
 
 joins, where, go = Admission.join, sys.argv.pop(1), Path(__file__).with_suffix(".go")
 if where == "join":
-    Admission.join = lambda *arguments: pause(joins(*arguments))
+    Admission.join = lambda *arguments: (joins(*arguments), pause())[0]
 if where == "meet":
     sets = RingStore.set
     RingStore.set = lambda *arguments: (sets(*arguments), print("came", file=sys.stderr, flush=True))
 if where == "step":
     hubring.DistributedOptimizer.step = pause
+if where == "trial":
+    pulls, second = SliceTrial._pull, iter([False, True])
+    SliceTrial._pull = lambda *slices, push=False: (push and next(second) and pause()) or pulls(
+        *slices, push=push
+    )
 hubring.init()
 if where == "init":
     pause()
 small.main()
 """
-"""Pauses before the first heartbeat (`join`), after `init`, as one that loads data, or after the first
-backward (`step`), whose gradients the workers show each other. Prints when a ring's worker has come (`meet`).
+"""Pauses before the first heartbeat (`join`), after `init`, as one that loads data, after the first
+backward (`step`), whose gradients the workers show each other, or amid a trial of slices (`trial`). Prints
+when a ring's worker has come (`meet`).
 """
 
 
@@ -61,7 +68,11 @@ def test_a_worker_that_gives_up_frees_its_rank(cluster: Cluster, topology: str) 
         ("init", [], "ring", 0),
         ("init", ["--on-loss", "wait"], "hub", 1),
         ("init", ["--colocate"], "hub", 1),
+        ("join", ["--colocate"], "hub", 1),
         ("step", ["--on-loss", "wait"], "hub", 0),
+        ("step", [], "hub", 0),
+        ("trial", [], "hub", 0),
+        pytest.param("trial", ["--on-loss", "wait"], "hub", 1, marks=pytest.mark.full),
         pytest.param("step", ["--on-loss", "wait", "--standby", "1"], "hub", 1, marks=pytest.mark.full),
     ],
 )
@@ -71,13 +82,17 @@ def test_a_worker_that_is_killed_before_the_first_step_is_waited_for(
     server, address = cluster.server("--workers", "3", "--once", "--lease", "1000", *flags)
     script = tmp_path / "pauses.py"
     script.write_text(PAUSES)
+    tries = where == "trial"
 
     def worker(rank: int, where: str) -> Program:
-        return cluster.worker(address, "--topology", topology, "--rank", str(rank), str(script), where, "5")
+        # Sizes are tried with a model that they cut differently, and not in shared memory.
+        few, many = (["--transport", "zmq"], ["100000"]) if tries else ([], [])
+        flags = ["--topology", topology, "--rank", str(rank), *few]
+        return cluster.worker(address, *flags, str(script), where, "5", *many)
 
     lost = worker(rank, where)
     # A colocated job is lost with a worker once the others have made their plan.
-    until = "init" if "--colocate" in flags else "nowhere"
+    until = where if "--colocate" in flags else "nowhere"
     workers = [worker(other, until) for other in range(3) if other != rank]
     lost.until_said("paused")
     lost.process.kill()

@@ -65,8 +65,8 @@ def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Run) -> 
 def test_neither_a_metric_nor_a_parameter_alone_ends_it_but_a_parameter_is_warned_of(
     run: Run, harmless: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert run(TRAIN + harmless).code == 0
-    assert ("parameter weight [1, 2] holds nan after step 1" in caplog.text) == (harmless == LOST)
+    assert run(f"{TRAIN}{harmless}\nmodel(torch.ones(1, 2)).sum().backward(); optimizer.step()").code == 0
+    assert caplog.text.count("parameter weight [1, 2] holds nan") == (harmless == LOST)
 
 
 def test_a_lack_of_shared_memory_is_told_with_its_size(run: Run) -> None:

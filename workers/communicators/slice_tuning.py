@@ -72,6 +72,9 @@ class SliceTrial:
         # Without an optimizer the hub only averages and needs no first values.
         self._specs = [replace(spec, optimizer="") for spec in up_to(TRIAL_BYTES, specs)]
         self._whole = specs
+        self._number = 0
+        self._over = False
+        """Whether the others have ended this trial: this worker is in the place of one that was lost."""
         self._zeros: dict[int, torch.Tensor] = {}
         """By bucket index: the gradients to push and the target of the mean."""
 
@@ -125,17 +128,21 @@ class SliceTrial:
         """Returns the seconds of each exchange that counts, in slices of `size`."""
         slices = self._planned(size)
         self._pull(slices)  # the answers have the clocks for the pushes
-        return [self._exchange(slices) for _ in range(EXCHANGES)][1:]
+        return [self._exchange(slices, number) for number in range(EXCHANGES)][1:]
 
     def _planned(self, size: int) -> Sequence[Slice]:
         """Gives the shards a trial plan and returns its slices."""
         self._barrier()  # no rank uses the last plan any more
-        slices = self._session.plan(self._specs, Slicing(size), trial=True).plan.slices
+        self._number += 1
+        assigned = self._session.plan(self._specs, Slicing(size), trial=self._number)
+        self._over = assigned.step > 0
         self._barrier()  # all ranks have the new plan
-        return slices
+        return assigned.plan.slices
 
     def _pull(self, slices: Sequence[Slice], *, push: bool = False) -> float:
         """Returns the seconds in which answers to all slices arrive, after a push of zeros or without."""
+        if self._over:
+            return 0.0
         began = time.monotonic()
         work = Work(f"{'an exchange' if push else 'a pull'} of zeros", len(slices), self._client.attend)
         with self._client.batched():
@@ -149,9 +156,11 @@ class SliceTrial:
         work.wait(self._communicator.timeout)
         return time.monotonic() - began
 
-    def _exchange(self, slices: Sequence[Slice]) -> float:
+    def _exchange(self, slices: Sequence[Slice], number: int) -> float:
         self._barrier()
-        return self._pull(slices, push=True)
+        # What a lost worker has pushed, one in its place does not push again.
+        missing = [one for one in slices if not self._over and self._client.clock(one.key) <= number]
+        return self._pull(missing, push=True)
 
     def _barrier(self) -> None:
         self._communicator.collective(Call(Collective.BARRIER, "slices.barrier")).wait()

@@ -34,7 +34,7 @@ class LocalJobSettings(NamedTuple):
     Attributes:
         server: For `ps-server start`.
         worker: For each worker.
-        mode: The consistency mode.
+        mode: The consistency mode; empty with `--as-gloo`, where the hub steps nothing.
         topology: `hub` or `ring`.
         checkpoints: The folder of the job's checkpoints, or None.
     """
@@ -88,7 +88,7 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
     if workers_save:
         folder = worker.get("checkpoint_dir", config.checkpoint_dir)
         checkpoints = Path(folder) / OF_WORKERS if folder is not None else None
-    return LocalJobSettings(server, worker, hub.mode, config.topology, checkpoints)
+    return LocalJobSettings(server, worker, "" if config.as_gloo else hub.mode, config.topology, checkpoints)
 
 
 def _chosen(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

@@ -76,7 +76,8 @@ class JobReport:
 
     def starting(self) -> None:
         """Prints what starts. Call it first: server and workers need seconds to import torch."""
-        how = "ring" if self._settings.topology == "ring" else f"hub, {self._settings.mode}"
+        mode = self._settings.mode and f", {self._settings.mode}"
+        how = "ring" if self._settings.topology == "ring" else f"hub{mode}"
         _print(f"starting 1 server, {_count(self._size, 'worker')} ({how})")
 
     def resuming(self, checkpoint: Path) -> None:

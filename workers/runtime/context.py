@@ -206,7 +206,7 @@ def shutdown(reason: LeaveReason = LeaveReason.FINISHED, text: str = "") -> None
             worker.synchronize()
             if worker.saves is not None:
                 worker.saves.save()
-            else:
+            elif not worker.warned_of_nan:
                 look_for_nan(worker.trainers, worker.communicator, worker.completed_steps)
             if worker.communicator.rank == 0 and worker.config.save_parameters:
                 save_parameters(worker.config.save_parameters, worker.trainers)

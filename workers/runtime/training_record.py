@@ -209,13 +209,18 @@ def check_finite(trainers: Iterable[Any], rank: int, step: int) -> None:
                 )
 
 
-def look_for_nan(trainers: Iterable[Any], communicator: Communicator, step: int) -> None:
-    """Warns on rank 0 if a parameter is NaN or infinite where workers step; a hub that steps refuses that."""
+def look_for_nan(trainers: Iterable[Any], communicator: Communicator, step: int) -> bool:
+    """Warns on rank 0 if a parameter is NaN or infinite where workers step; a hub that steps refuses that.
+
+    Returns whether it has warned.
+    """
     if communicator.steps_on == "worker" and communicator.rank == 0:
         try:
             check_finite(trainers, 0, step)
         except NonFinite as found:
             log.warning("%s", found)
+            return True
+    return False
 
 
 LONG_SECONDS = 5.0

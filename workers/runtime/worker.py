@@ -134,6 +134,8 @@ class Worker:
     """Records under which conditions they are taken."""
     nonfinite_reports: int = 0
     """Number of consecutive reports with a value that is not finite."""
+    warned_of_nan: bool = False
+    """Whether a parameter was found that is not finite."""
     pid: int = field(default_factory=os.getpid)
     """The process that joined. A forked child (a DataLoader's, for example) must not leave the job."""
 
@@ -212,8 +214,8 @@ class Worker:
             self._handle_ring_stop(step)
         elif self.stop_code is not None:
             self._handle_stop()
-        if step.bit_count() == 1:
-            training_record.look_for_nan(self.trainers, self.communicator, step)
+        if step.bit_count() == 1 and not self.warned_of_nan:
+            self.warned_of_nan = training_record.look_for_nan(self.trainers, self.communicator, step)
         if self.saves is not None and step >= self.saves.due_at:
             self.saves.save_in_passing()
         members = self.communicator.members

@@ -15,7 +15,7 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import checkpoint_folder
-from hubring.ps.checkpoint.checkpoint_folder import Manifest
+from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS, Manifest, begin, publish
 from hubring.ps.coordinator import agreed_model
 from hubring.ps.coordinator.checkpoints import CheckpointContent
 from hubring.ps.core.errors import JobFailed
@@ -34,14 +34,17 @@ async def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
         assert reply.undecided
         assert not reply.slices
     for joined in both:
-        assert len((await hub.plan(joined, slice_bytes=8, trial=True)).slices) == 2
+        assert len((await hub.plan(joined, slice_bytes=8, trial=1)).slices) == 2
     assert hub.fleet.plans == [[2, 2]], "the second to ask finds the shards ready"
+    await hub.plan(both[0], slice_bytes=16, trial=2)
+    again = await hub.plan(both[1], slice_bytes=8, trial=1)
+    assert (len(again.slices), again.step) == (2, 1), "a worker in a lost one's place repeats what is over"
     for joined in both:
         reply = await hub.plan(joined, slice_bytes=4)
         assert not reply.undecided
         assert len(reply.slices) == 4
-    assert hub.fleet.plans == [[2, 2], [1, 1, 1, 1]]
-    assert "no worker can try other slices" in (await hub.plan(both[0], slice_bytes=8, trial=True)).refused
+    assert hub.fleet.plans == [[2, 2], [4], [1, 1, 1, 1]]
+    assert "no worker can try other slices" in (await hub.plan(both[0], slice_bytes=8, trial=3)).refused
 
 
 @pytest.mark.parametrize(("wanted", "owners"), [(1, {0}), (0, {0, 1}), (3, {0, 1})])
@@ -61,7 +64,7 @@ async def test_a_late_worker_waits_until_the_slice_size_is_chosen() -> None:
     late = await hub.join("c")
     assert late.late
     planning = asyncio.create_task(hub.plan(late))
-    await hub.plan(first, slice_bytes=8, trial=True)
+    await hub.plan(first, slice_bytes=8, trial=1)
     assert not planning.done()
     await hub.plan(first, slice_bytes=8)
     assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 2
@@ -70,10 +73,10 @@ async def test_a_late_worker_waits_until_the_slice_size_is_chosen() -> None:
 async def test_a_worker_that_left_can_no_longer_change_the_plan() -> None:
     hub, first, _ = await in_training(slice_bytes=None)
     hub.fleet.may_plan.clear()
-    trial = asyncio.create_task(hub.plan(first, slice_bytes=8, trial=True))
+    trial = asyncio.create_task(hub.plan(first, slice_bytes=8, trial=1))
     while not hub.fleet.planning:
         await asyncio.sleep(0)
-    second_trial = asyncio.create_task(hub.plan(first, slice_bytes=4, trial=True))
+    second_trial = asyncio.create_task(hub.plan(first, slice_bytes=4, trial=2))
     await hub.leave(first)
     hub.fleet.may_plan.set()
     assert len((await trial).slices) == 2
@@ -216,7 +219,7 @@ async def test_a_restored_job_gets_the_saved_values_when_its_script_adds_the_gro
     assert not (await hub.plan(both[0], third)).initialised
 
 
-TRY = partial(Hub.plan, slice_bytes=8, trial=True)
+TRY = partial(Hub.plan, slice_bytes=8, trial=1)
 
 
 def held(monkeypatch: pytest.MonkeyPatch, work: str) -> tuple[Event, Event]:
@@ -295,7 +298,7 @@ async def test_too_many_slices_are_refused_before_they_are_made(
     with monkeypatch.context() as patch:
         patch.setattr(agreed_model, "make_plan", None)
         trial, chosen = [
-            (await hub.plan(first, bucket, slice_bytes, trial=trial)).refused for trial in (True, False)
+            (await hub.plan(first, bucket, slice_bytes, trial=trial)).refused for trial in (1, 0)
         ]
     assert trial == chosen
     assert f"at most {slice_bytes} bytes cut this model into {count} slices" in trial
@@ -318,3 +321,15 @@ def test_a_checkpoint_has_the_buckets_that_all_shards_saved() -> None:
     for keys in ({0}, {0, 1}):
         part = held.saved(keys)
         assert (part.buckets, part.slices, part.joined) == ((BUCKET,), slices[:1], (1,))
+
+
+async def test_a_hub_in_the_folder_of_a_ring_says_that_it_starts_afresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(begin(tmp_path / OF_WORKERS), Manifest("job", "workers", 7, 1, (), (), ()))
+    hub, *both = await in_training(checkpoint_dir=tmp_path)
+    for joined in both:
+        await hub.plan(joined)
+    told = f"starts at step 0: the checkpoint of step 7 in {tmp_path} is of workers"
+    assert caplog.text.count(told) == 1
+    assert told in (await hub.beat(both[0])).news[0]

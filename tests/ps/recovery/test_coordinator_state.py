@@ -29,7 +29,7 @@ operation = st.one_of(
     st.tuples(st.just("shard"), st.sampled_from(["s", "t"])),
     st.tuples(st.just("join"), token, st.sampled_from([-1, -1, 0, 1])),
     st.tuples(st.just("beat"), token, st.integers(0, 9), st.sampled_from([0, 0, 5]), st.booleans()),
-    st.tuples(st.just("plan"), token, st.sampled_from([0, 8, 64]), st.booleans()),
+    st.tuples(st.just("plan"), token, st.sampled_from([0, 8, 64]), st.integers(0, 2)),
     st.tuples(st.just("leave"), token, st.sampled_from([reason.name for reason in LeaveReason])),
     st.tuples(st.just("put"), token, st.sampled_from(["k", "l"]), st.sampled_from(["", "v", "w"])),
     st.tuples(st.just("tick"), st.sampled_from([0.0, 0.0, 1.0])),
@@ -98,7 +98,7 @@ class Caller:
         del reply.news[:]
         return reply, news
 
-    async def plan(self, token: str, slice_bytes: int, trial: bool) -> Any:
+    async def plan(self, token: str, slice_bytes: int, trial: int) -> Any:
         place = self.places.get(token, pb.JoinReply())
         return await self.hub.plan(place, BUCKET, slice_bytes, trial=trial)
 

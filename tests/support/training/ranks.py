@@ -137,7 +137,7 @@ class Seat:
         self._hub = hub
 
     def plan(
-        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: bool = False
+        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: int = 0
     ) -> Assignment:
         return Assignment(self._hub.agree(buckets), step=0, initialised=False)
 

@@ -48,7 +48,7 @@ class AskingSeat(Seat):
         self._asked = hub
 
     def plan(
-        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: bool = False
+        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: int = 0
     ) -> Assignment:
         self.asked += 1
         if self.late and self.asked > 2:
@@ -70,7 +70,7 @@ class AskedRanks(HubRanks):
     def join(self, rank: int) -> Communicator:
         return self.seated(AskingSeat(self, rank))
 
-    def cut(self, buckets: Sequence[BucketSpec], slicing: Slicing, trial: bool) -> ShardPlan:
+    def cut(self, buckets: Sequence[BucketSpec], slicing: Slicing, trial: int) -> ShardPlan:
         with self.lock:
             slice_bytes = slicing.slice_bytes
             drawn = plan(buckets, slicing.shards or len(self.loops), slice_bytes)

@@ -49,12 +49,12 @@ class RingStore(Store):
     def __init__(self, board: Board, folder: str, timeout: float, generation: int = 0) -> None:
         super().__init__()
         self._board, self._folder = board, folder
-        self._timeout, self._generation = timeout, generation
+        self._timeout, self.generation = timeout, generation
         self._known: dict[str, str] = {}
 
     def within(self, name: str) -> RingStore:
         """Returns the store of another group."""
-        return RingStore(self._board, f"{self._folder}.{name}", self._timeout, self._generation)
+        return RingStore(self._board, f"{self._folder}.{name}", self._timeout, self.generation)
 
     def gather(self, name: str, rank: int, own: bytes, ranks: Iterable[int]) -> list[bytes]:
         """Returns what these ranks pass, in their order. All of them call it."""
@@ -113,7 +113,7 @@ class RingStore(Store):
         if full in self._known:
             return
         try:
-            self._known.update(self._board.look_around(full, timeout, self._generation))
+            self._known.update(self._board.look_around(full, timeout, self.generation))
         except DeadlineExceeded as error:  # the last part of a key is the rank that sets it
             text = f"rank {key.rpartition('/')[2]} did not publish where it listens"
             raise DeadlineExceeded(text) from error

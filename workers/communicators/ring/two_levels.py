@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 22
 """Bytes that are reduced on the host while Gloo exchanges the bytes before them."""
 
+LONGER_SECONDS = 2.0
+"""How much longer members of a host wait for each other than for other hosts."""
 CUT_SECONDS = 10.0
 """How long the thread may take to end once connections are cut."""
 
@@ -83,9 +85,11 @@ class TwoLevels:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long an operation of one level may take."""
-        for level in (self._up, self._down, self._across):
-            if level is not None:
-                level.set_timeout(timeout)
+        # If another host is late, this one's first member waits for it, and must not be named in its place.
+        for level in (self._up, self._down):
+            level.set_timeout(timeout + timedelta(seconds=LONGER_SECONDS))
+        if self._across is not None:
+            self._across.set_timeout(timeout)
 
     def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> HostHandle:
         pieces = torch.split(tensors[0], PIECE_BYTES // tensors[0].itemsize)
@@ -217,7 +221,7 @@ def open_two_levels(
         places = store.gather("host", rank, host.encode(), range(size))
         hosts = [[one for one in range(size) if places[one] == place] for place in dict.fromkeys(places)]
         if len(hosts) in (1, size):
-            if rank == 0:
+            if rank == 0 and store.generation < 2:  # the next ones of a ring that heals would repeat it
                 why = "all ranks are on one host" if len(hosts) == 1 else "each rank has a host of its own"
                 log.info("--local has no effect: %s", why)
             return None
