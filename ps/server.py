@@ -179,6 +179,9 @@ class Server:
         add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((CONTROL, SERVICE, reflection.SERVICE_NAME), server)
         host, port = numeric(self._config.host), self._config.port
+        # Debian and Ubuntu give the host's own name such an address.
+        if values.is_loopback(host) and not values.is_loopback(self._config.host):
+            log.warning("no other host reaches %s (%s); give --host an IP address", self._config.host, host)
         try:
             # Check the port first: gRPC prints an obscure line if it cannot listen.
             if why := objection(host, port):

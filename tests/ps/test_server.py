@@ -72,3 +72,13 @@ async def test_a_server_that_takes_over_from_one_that_was_ending_does_not_miss_i
     await server._supervise(hub.coordinator, hub.reporter, shards)
     assert hub.coordinator.failure is None
     assert shards.started == [ended]
+
+
+async def test_a_host_name_that_leads_to_loopback_is_announced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hubring.ps.server.numeric", lambda host: "127.0.1.1")
+    server, hub = Server(ServerConfig(host="node1", insecure=True, port=0)), Hub()
+    listening, _ = await server._listen(hub.coordinator, hub.reporter)
+    await listening.stop(None)
+    assert "no other host reaches node1 (127.0.1.1); give --host an IP address" in caplog.text

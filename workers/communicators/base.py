@@ -150,6 +150,8 @@ class Communicator(ABC):
     traffic: Traffic
     timeout: float | None = None
     """Seconds that one exchange may take; None: no limit."""
+    used: bool = False
+    """Whether there was a collective."""
     late: bool = False
     """Whether this worker joined a running job. The other workers do not broadcast to it."""
     stepping_hub: SteppingHub | None = None
@@ -353,6 +355,7 @@ class CollectiveWork(Work):
         self._then = then
         self._waiting = communicator.waiting
         self._limit = communicator.timeout
+        communicator.used = True
 
     def deliver(self, tensors: Sequence[torch.Tensor]) -> None:
         """Completes the work with the tensors received for this rank. The communicator calls it."""

@@ -73,7 +73,9 @@ class LocalJob:
     min_num_proc: Annotated[
         int | None,
         _cluster(
-            "--min-np", "--min-num-proc", min=1, help="elastic: fewest workers with which training continues"
+            *("--min-np", "--min-num-proc", "--min-workers"),
+            min=1,
+            help="elastic: fewest workers with which training continues",
         ),
     ] = None
     max_num_proc: Annotated[

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import OF_WORKERS
+from hubring.ps.config.declaration import flag
 from hubring.ps.config.sources import load_server, load_worker, refuse_unknown
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.security.access import check_token_file
@@ -75,7 +76,13 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
     if workers_save:
         server = {name: value for name, value in server.items() if name not in _OF_BOTH}
     if config.topology == "ring":
-        server.setdefault("shards", 0)
+        for name in ("mode", "staleness", "backup", "shards"):
+            if server.get(name, "bsp") != "bsp":
+                raise ConfigError(
+                    f"{flag(name)} {server[name]} is for a hub, but the job has --topology ring;"
+                    " remove one of the two"
+                )
+        server["shards"] = 0
     hub = load_server({**server, "workers": size, "port": 0}, environment=variables)
     if hub.standby:
         raise ConfigError(

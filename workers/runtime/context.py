@@ -31,7 +31,12 @@ from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.runtime import slowdown, topology
 from hubring.workers.runtime.conditions import ConditionWatch
 from hubring.workers.runtime.metric_export import in_any_folder, require_writer
-from hubring.workers.runtime.training_record import FlightRecorder, Record, look_for_nan
+from hubring.workers.runtime.training_record import (
+    FlightRecorder,
+    Record,
+    look_for_lone_training,
+    look_for_nan,
+)
 from hubring.workers.runtime.worker import Worker, save_parameters
 
 log = logging.getLogger(__name__)
@@ -208,6 +213,7 @@ def shutdown(reason: LeaveReason = LeaveReason.FINISHED, text: str = "") -> None
                 worker.saves.save()
             elif not worker.warned_of_nan:
                 look_for_nan(worker.trainers, worker.communicator, worker.completed_steps)
+            look_for_lone_training(worker.trainers, worker.communicator)
             if worker.communicator.rank == 0 and worker.config.save_parameters:
                 save_parameters(worker.config.save_parameters, worker.trainers)
     except BaseException as error:

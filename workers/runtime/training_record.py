@@ -12,13 +12,14 @@ at the end, for a warning only, as torch too would go on.
 
 from __future__ import annotations
 
+import gc
 import json
 import linecache
 import logging
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from pathlib import Path
 from threading import get_ident
@@ -27,6 +28,7 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hubring.ps.core.errors import NonFinite, UsageError
 from hubring.ps.core.timing import Waiting
@@ -221,6 +223,18 @@ def look_for_nan(trainers: Iterable[Any], communicator: Communicator, step: int)
             log.warning("%s", found)
             return True
     return False
+
+
+def look_for_lone_training(trainers: Collection[Any], communicator: Communicator) -> None:
+    """Warns on rank 0 if an optimizer has gradients, but the workers have exchanged nothing."""
+    if trainers or communicator.used or communicator.rank or communicator.size == 1:
+        return
+    found = (one for one in gc.get_objects() if issubclass(type(one), Optimizer))
+    if any(each.grad is not None for one in found for group in one.param_groups for each in group["params"]):
+        log.warning(
+            "each worker trained a model of its own: no gradient was exchanged; wrap the optimizer:"
+            " optimizer = hubring.DistributedOptimizer(optimizer, model)"
+        )
 
 
 LONG_SECONDS = 5.0

@@ -33,6 +33,14 @@ def test_workers_that_step_save_the_checkpoints(where: dict[str, object], server
     assert settle({"checkpoint_dir": Path("saved")}, 2, {}).server == {"checkpoint_dir": Path("saved")}
 
 
+@pytest.mark.parametrize("given", [{"mode": "asp"}, {"shards": 3}])
+def test_a_ring_takes_no_setting_of_a_hub(given: dict[str, object]) -> None:
+    ((name, value),) = given.items()
+    with pytest.raises(ConfigError, match=f"--{name} {value} is for a hub, but .* --topology ring; remove"):
+        settle({"topology": "ring", **given}, 2, {})
+    assert settle({"topology": "ring", "mode": "bsp"}, 2, {}).server["mode"] == "bsp"
+
+
 def test_help_shows_the_defaults_of_ps_run_itself() -> None:
     words = " ".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output.split())
     assert "1.5 leases for it to return [default: wait; elastic: drop]" in words
