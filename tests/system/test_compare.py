@@ -62,7 +62,7 @@ def test_a_rate_at_which_a_row_diverges_is_a_result(cluster: Cluster, tmp_path: 
 def test_rows_that_lose_their_coordinator_fail_and_one_with_a_standby_goes_on(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    words = [*SHORT, "--epochs", "4", "--rows", "ring,hub-bsp,hub-standby", "--kill", "coordinator@40"]
+    words = [*SHORT, "--epochs", "20", "--rows", "ring,hub-bsp,hub-standby", "--kill", "coordinator@40"]
     compare = cluster.run("compare", COMPARE, *words, "--out", str(tmp_path / "out"))
     compare.done()
     failed = {row["row"]: row["failed"] for row in results(tmp_path / "out")["rows"]}

@@ -22,7 +22,7 @@ from hubring.workers.compare.plan.experiment import LinkTable
 from hubring.workers.compare.plan.run_order import PlannedRun, resume_command, runs
 from hubring.workers.compare.predict import calibrate
 from hubring.workers.compare.run.noise import RunNoise
-from hubring.workers.compare.run.outcome import Line, RunOutcome
+from hubring.workers.compare.run.outcome import Line, RunOutcome, read
 from hubring.workers.compare.run.runner import Runner
 from hubring.workers.peers import machine
 from hubring.workers.peers.processes import Lifeline
@@ -263,3 +263,13 @@ def test_the_lifeline_kills_what_it_holds_though_nothing_is_installed_and_the_en
         assert held.wait(60) == -9
         assert released.poll() is None
         released.kill()
+
+
+def test_an_outcome_of_before_runs_were_repeated_is_read(tmp_path: Path) -> None:
+    run = runs(experiment())[0]
+    Replayed().run(run, tmp_path, lambda line: None)
+    file = tmp_path / "outcome.json"
+    older = json.loads(file.read_text())
+    del older["instead_of"]
+    file.write_text(json.dumps(older))
+    assert read(tmp_path, run).instead_of == ""

@@ -59,7 +59,7 @@ class ProcessLoss:
         step: Last reported step when it was killed; None: it ended before its step, so nothing was lost.
     """
 
-    def __init__(self, fault: Fault, record: Path, find: Callable[[], int]) -> None:
+    def __init__(self, fault: Fault, record: Path, find: Callable[[], int | None]) -> None:
         self.step: int | None = None
         self._fault = fault
         self._record = record
@@ -86,7 +86,7 @@ class ProcessLoss:
                 if not whole:
                     continue
                 victim = victim or self._find()
-                if (step := json.loads(whole[-1])["step"]) >= self._fault.step:
+                if victim is not None and (step := json.loads(whole[-1])["step"]) >= self._fault.step:
                     with contextlib.suppress(ProcessLookupError):  # it has ended, so nothing was lost
                         os.kill(victim, signal.SIGKILL)
                         self.step = step
@@ -298,13 +298,15 @@ def _await_end(
         )
 
 
-def _pid(programs: Programs, fault: Fault, team: list[RunProcess]) -> int:
-    """Returns the process to kill, on this machine."""
+def _pid(programs: Programs, fault: Fault, team: list[RunProcess]) -> int | None:
+    """Returns the process to kill, on this machine; None if the job is over."""
     if fault.worker is not None:
         pid = team[fault.worker].pid
         assert pid is not None, "a fault on another machine"
         return pid
     status = _status(programs, programs.address_file.read_text().strip())
+    if "error" in status:
+        return None
     if fault.victim == "coordinator":
         return int(status["pid"])
     shard = next(each for each in status["shards"] if each["shard"] == fault.rank)
