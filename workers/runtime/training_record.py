@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor
+from torch.distributed import is_initialized as has_group
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import NonFinite, UsageError
@@ -227,7 +228,7 @@ def look_for_nan(trainers: Iterable[Any], communicator: Communicator, step: int)
 
 def look_for_lone_training(trainers: Collection[Any], communicator: Communicator) -> None:
     """Warns on rank 0 if an optimizer has gradients, but the workers have exchanged nothing."""
-    if trainers or communicator.used or communicator.rank or communicator.size == 1:
+    if trainers or communicator.used or communicator.rank or communicator.size == 1 or has_group():
         return
     found = (one for one in gc.get_objects() if issubclass(type(one), Optimizer))
     if any(each.grad is not None for one in found for group in one.param_groups for each in group["params"]):
