@@ -128,14 +128,16 @@ class AgreedModel(ModelState):
     def draw_trial(
         self, offered: Buckets, shards: int, slice_bytes: int, number: int
     ) -> tuple[ShardPlan, int]:
-        """Returns a plan for a trial, and how many later trials have begun; -1 if this one is new.
+        """Returns a plan for a trial, and how many later trials have begun; less than 0 if it is new.
+
+        The chosen slices count as a trial too.
 
         Raises:
             ConfigError: The job already has its plan, or the slices are too many.
         """
         if number > self.trial and not self.undecided:
             raise ConfigError("the job already has its slices; no worker can try other slices")
-        return self._cut(offered, shards, Slicing(slice_bytes)), self.trial - number
+        return self._cut(offered, shards, Slicing(slice_bytes)), self.trial - number or int(self.settled)
 
     def extends(self, offered: Buckets) -> bool:
         """Returns whether these buckets join those of the job."""

@@ -308,7 +308,7 @@ class ShardLoop:
             if ticket is None:  # a standby's; the worker sends its request again
                 continue
             assert isinstance(ticket, Ticket)
-            if ticket.since < self._now:
+            if ticket.since < self._now and ticket.sender is not _NO_SENDER:
                 self.service.held[ticket.sender.rank] += self._now - ticket.since
             self._unanswered.discard((ticket.sender, ticket.request))
             message = encode_reply(reply, ticket.request)

@@ -214,7 +214,7 @@ class BenchTeam:
         size = ["--workers", str(self._job.size)]
         if self.row.transport != "shm":  # over a wire, the same slices as raw-tcp; otherwise the default
             size += ["--slice-bytes", str(self._job.slice_bytes)]
-        shards = ["--colocate"] if self.row.colocated else ["--shards", str(max(1, self.shards))]
+        shards = ["--colocate"] if self.row.colocated else ["--shards", str(self.shards)]
         flags = ["--no-page", "--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
         command = module_command("hubring.ps.cli", "start", *flags, *(self.row.server or ()))
         return self._processes.start(f"{self.row.name} server", command)

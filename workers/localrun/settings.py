@@ -77,7 +77,7 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
         server = {name: value for name, value in server.items() if name not in _OF_BOTH}
     if config.topology == "ring":
         for name in ("mode", "staleness", "backup", "shards"):
-            if server.get(name, "bsp") != "bsp":
+            if server.get(name, 0) not in (0, "bsp"):
                 raise ConfigError(
                     f"{flag(name)} {server[name]} is for a hub, but the job has --topology ring;"
                     " remove one of the two"

@@ -44,6 +44,7 @@ async def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
         assert not reply.undecided
         assert len(reply.slices) == 4
     assert hub.fleet.plans == [[2, 2], [4], [1, 1, 1, 1]]
+    assert (await hub.plan(both[1], slice_bytes=16, trial=2)).step == 1, "the last trial is over too"
     assert "no worker can try other slices" in (await hub.plan(both[0], slice_bytes=8, trial=3)).refused
 
 

@@ -38,7 +38,7 @@ def test_a_ring_takes_no_setting_of_a_hub(given: dict[str, object]) -> None:
     ((name, value),) = given.items()
     with pytest.raises(ConfigError, match=f"--{name} {value} is for a hub, but .* --topology ring; remove"):
         settle({"topology": "ring", **given}, 2, {})
-    assert settle({"topology": "ring", "mode": "bsp"}, 2, {}).server["mode"] == "bsp"
+    assert settle({"topology": "ring", "mode": "bsp", "shards": 0}, 2, {}).server["mode"] == "bsp"
 
 
 def test_help_shows_the_defaults_of_ps_run_itself() -> None:
