@@ -113,7 +113,6 @@ class Quorum:
         self._clock, self._connections = clock, connections
         self._colocate, self._awaited = config.colocate, config.await_shards
         self._wanted = config.shards + config.await_shards
-        self._has_shards = config.has_shards
 
     async def join(self, joiner: Joiner, patience: float) -> JoinAnswer:
         """Admits a worker; returns None if other workers are still missing after `patience` seconds.
@@ -121,7 +120,7 @@ class Quorum:
         Raises:
             HubringError: The worker cannot join.
         """
-        if joiner.topology == "hub" and not self._has_shards:
+        if joiner.topology == "hub" and not (self._wanted or self._colocate):
             raise ConfigError(
                 "this server has no shards, so it only serves a ring; restart it with --shards 1 or more, or"
                 " use --topology ring"
@@ -382,17 +381,18 @@ class Planner:
             message.version = newest - (newest - 1 == step)
         await self._fleet.set_plan(message)
         if not model.settled and model.restored is None and any(bucket.optimizer for bucket in offered):
-            self._warn_of_others()
+            await self._warn_of_others()
         model.settle(offered, plan)
         self._job.averages = not model.on_the_hub
         await self._notifier.announce()
 
-    def _warn_of_others(self) -> None:
+    async def _warn_of_others(self) -> None:
         """Warns if the folder has a checkpoint of workers that stepped, as around a ring."""
-        step = newest_step(self._directory / OF_WORKERS) if self._directory is not None else None
+        folder = self._directory
+        step = None if folder is None else await asyncio.to_thread(newest_step, folder / OF_WORKERS)
         if step is not None:
             line = (
-                f"training starts at step 0: the checkpoint of step {step} in {self._directory} is of workers"
+                f"training starts at step 0: the checkpoint of step {step} in {folder} is of workers"
                 " that step. Start the hub with --mode bsp and pass --checkpoint-dir to ps-worker too, or use"
                 " another --checkpoint-dir"
             )

@@ -6,6 +6,7 @@ where it does not. The audit and the peers of the comparison have a few names of
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections import OrderedDict
@@ -51,6 +52,17 @@ users_at: Callable[[int], int] = torch._C._storage_Use_Count
 
 storage_address: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """Returns where torch keeps a storage, which has to be in use."""
+
+
+def objects_of(kind: type) -> Iterator[Any]:
+    """Yields this process's objects of a kind, without those that `gc.freeze` took from the collector."""
+    # Not `isinstance`: it asks the object, and a proxy then loads what it stands for.
+    return (one for one in gc.get_objects() if issubclass(type(one), kind))
+
+
+def optimizers() -> Iterator[Optimizer]:
+    """Yields this process's optimizers, without wrappers of frameworks, which have no groups of their own."""
+    return (one for one in objects_of(Optimizer) if "param_groups" in vars(one))
 
 
 def no_dense_tensor(tensor: Tensor) -> str:

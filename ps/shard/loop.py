@@ -384,7 +384,7 @@ class ShardLoop:
         else:  # a header that cannot be read, or a stranger
             self.rejections.add("damage", log, f"refused a message: {message.damage}")
         ticket = Ticket(listener, envelope.reply_to, number, _NO_SENDER, self._now)
-        self._send_now([Delivery(ticket, Refusal(Code.RESEND, message.damage))])  # no standby has to know
+        self.send([Delivery(ticket, Refusal(Code.RESEND, message.damage))])
 
     def _missing(self, probe: Probe) -> Missing:
         """Returns which requests wait for no reply: they never came, or are answered."""

@@ -202,8 +202,7 @@ class Comparison(Struct, frozen=True):
         for label, why in found.items():
             if not ended[label].instead_of:
                 screen.again(label)
-                left = self._run(ended[label].run, runner, screen)
-                replace(left, instead_of=why).write()
+                replace(self._run(ended[label].run, runner, screen), instead_of=why).write()
 
     def _finished_otherwise(self, run: PlannedRun) -> bool:
         """Whether the row has finished here with another seed, so that its script is not at fault."""

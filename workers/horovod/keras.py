@@ -6,13 +6,13 @@ Keras 2's `experimental_run_tf_function`, which scripts for Horovod pass, and ig
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from typing import Any
 
 import torch
 
+from hubring.ps.core.torch_internals import objects_of
 from hubring.workers.horovod.alias import KERAS_3
 from hubring.workers.horovod.collectives import mpi_ops
 from hubring.workers.horovod.collectives.compression import Compression, Compressor
@@ -142,10 +142,9 @@ def broadcast_global_variables(root_rank: int) -> None:
 
     Keras 3 has no global variables: these are of the models that exist, sorted by name.
     """
-    models = [one for one in gc.get_objects() if issubclass(type(one), keras.Model)]
     found = {
         id(variable): variable
-        for model in sorted(models, key=lambda one: str(one.name))
+        for model in sorted(objects_of(keras.Model), key=lambda one: str(one.name))
         for variable in callbacks.variables_of(model)
     }
     broadcast_variables(found.values(), root_rank)

@@ -6,7 +6,6 @@ Every rank finds the same.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
@@ -21,7 +20,7 @@ from torch.nn.modules.module import (
 from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.core.torch_internals import fused_sgd
+from hubring.ps.core.torch_internals import fused_sgd, objects_of
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.reducer.groups import parameters_of
 
@@ -63,8 +62,7 @@ register_module_parameter_registration_hook(_note_registration)
 register_module_module_registration_hook(_note_registration)
 if torch.distributed.is_available() and torch.distributed.is_initialized():
     # Such modules need a group, so only now there can be some that the script made before it used Hubring.
-    modules = (one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module))
-    _averaging.update(one for one in modules if _averages(type(one)))
+    _averaging.update(one for one in objects_of(torch.nn.Module) if _averages(type(one)))
 
 
 def check_model(model: object, optimizer: Optimizer, communicator: Communicator, *, named: bool) -> None:

@@ -12,7 +12,6 @@ at the end, for a warning only, as torch too would go on.
 
 from __future__ import annotations
 
-import gc
 import json
 import linecache
 import logging
@@ -29,10 +28,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed import is_initialized as has_group
-from torch.optim import Optimizer
 
 from hubring.ps.core.errors import NonFinite, UsageError
 from hubring.ps.core.timing import Waiting
+from hubring.ps.core.torch_internals import optimizers
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.work import Work
 from hubring.ps.optim.sums import all_finite
@@ -230,8 +229,8 @@ def look_for_lone_training(trainers: Collection[Any], communicator: Communicator
     """Warns on rank 0 if an optimizer has gradients, but the workers have exchanged nothing."""
     if trainers or communicator.used or communicator.rank or communicator.size == 1 or has_group():
         return
-    found = (one for one in gc.get_objects() if issubclass(type(one), Optimizer))
-    if any(each.grad is not None for one in found for group in one.param_groups for each in group["params"]):
+    groups = (group for one in optimizers() for group in one.param_groups)
+    if any(each.grad is not None for group in groups for each in group["params"]):
         log.warning(
             "each worker trained a model of its own: no gradient was exchanged; wrap the optimizer:"
             " optimizer = hubring.DistributedOptimizer(optimizer, model)"

@@ -1,4 +1,4 @@
-"""A script that forgot `DistributedOptimizer` is told so."""
+"""A script that trains without `DistributedOptimizer` gets a warning."""
 
 from __future__ import annotations
 

@@ -190,8 +190,7 @@ def read(folder: Path, run: PlannedRun) -> RunOutcome:
     """
     try:
         content = json.loads((folder / FILE).read_text())
-        known = [each for each in _kept() if each.name in content or each.required]
-        kept = {each.name: convert(content[each.name], each.type) for each in known}
+        kept = {each.name: convert(content[each.name], each.type) for each in _kept() if each.name in content}
         return RunOutcome(run=run, folder=folder, **kept)
     except (ValueError, KeyError, TypeError, ValidationError) as cause:
         raise HubringError(f"{folder / FILE} is damaged ({cause}); delete it to repeat the run") from cause

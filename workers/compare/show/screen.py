@@ -169,6 +169,7 @@ class RunScreen:
     def again(self, run: str) -> None:
         """Shows that a run that was disturbed is repeated."""
         self._bar.print(f"{run}: was disturbed, and is run again")
+        self._runs = [run]  # none is the next one
         self._bar.update(self._task, total=(self._bar.tasks[0].total or 0) + 1)
 
     def checking(self, run: str) -> None:

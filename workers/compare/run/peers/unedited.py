@@ -10,7 +10,6 @@ What is recorded is only right for parameters that DDP exchanges. So where the s
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import sys
@@ -28,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from hubring.ps.core.errors import UsageError
-from hubring.ps.core.torch_internals import is_traced
+from hubring.ps.core.torch_internals import is_traced, optimizers
 from hubring.workers import api
 from hubring.workers.runtime import context
 from hubring.workers.runtime.worker import Worker, unwatched
@@ -213,10 +212,8 @@ class ScriptWatch:
         self._in_step = training or not self._trains
         if not self._searched:  # it makes its optimizers before or after its models
             self._searched = True
-            for found in gc.get_objects():
-                # A wrapper of a framework is no optimizer of its own.
-                if issubclass(type(found), Optimizer) and "param_groups" in vars(found):
-                    self._adopt(found)
+            for found in optimizers():
+                self._adopt(found)
 
     def _adopt(self, optimizer: Optimizer) -> ScriptOptimizer | None:
         if optimizer in self._known:
