@@ -102,7 +102,8 @@ class Tuner:
         if began is not None and self._tuning.note(self._ended - began):
             self._exchange.group(self._tuning.size)
         if self._tuning.chosen is not None:
-            log.log(logging.DEBUG if self._communicator.rank else logging.INFO, "%s", self._tuning)
+            # As text: a handler that keeps its records would keep the model.
+            log.log(logging.DEBUG if self._communicator.rank else logging.INFO, "%s", str(self._tuning))
             self._tuning = None
         return self._tuning is not None
 
