@@ -17,9 +17,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -160,7 +162,7 @@ class Comparison(Struct, frozen=True):
             UsageError: Another process works in the folder.
         """
         with _alone_in(self.folder):
-            for name in runner.busy():
+            for name in runner.busy() if self.missing else ():
                 screen.warn(f"{name} is not idle; other programs disturb the measurements")
             if calibrate is not None and not (self.folder / CALIBRATION).exists():
                 calibrate().write(self.folder / CALIBRATION)
@@ -199,10 +201,21 @@ class Comparison(Struct, frozen=True):
         found = outcome.disturbed(ended)
         if len(found) > len(ended) * MOST_REPEATED:
             return
+        script = outcome.digest(self.experiment.script)
         for label, why in found.items():
-            if not ended[label].instead_of:
-                screen.again(label)
-                replace(self._run(ended[label].run, runner, screen), instead_of=why).write()
+            first = ended[label]
+            if first.instead_of or first.script != script:
+                continue
+            screen.again(label)
+            with TemporaryDirectory(dir=self.folder) as kept:
+                place, aside = self.place(first.run), Path(kept, "run")
+                place.rename(aside)
+                second = self._run(first.run, runner, screen)
+                if second.failed and not first.failed:  # what was disturbed says more than a crash
+                    shutil.rmtree(place)
+                    aside.rename(place)
+                else:
+                    replace(second, instead_of=why).write()
 
     def _finished_otherwise(self, run: PlannedRun) -> bool:
         """Whether the row has finished here with another seed, so that its script is not at fault."""

@@ -25,7 +25,7 @@ from hubring.workers.compare.run.noise import RunNoise
 from hubring.workers.compare.run.outcome import Line, RunOutcome, read
 from hubring.workers.compare.run.runner import Runner
 from hubring.workers.peers import machine
-from hubring.workers.peers.processes import Lifeline
+from hubring.workers.peers.processes import Lifeline, ProcessFailed
 from tests.support.compare.replayed import MACHINE, QUIET, Replayed, carried_out, experiment, record
 
 LABELS = [run.label for run in runs(experiment())]
@@ -248,6 +248,23 @@ def test_a_few_disturbed_runs_are_run_again_once(tmp_path: Path) -> None:
         assert results["noise"]["repeated"] == 1
     assert trainer.ran == [*LABELS, LABELS[1]]
     assert heard.repeated_runs == []
+
+
+class CrashesWhenRepeated(Replayed):
+    def run(self, run: PlannedRun, folder: Path, progress: Callable[[Line], None]) -> RunOutcome:
+        if run.label in self.ran:
+            folder.mkdir()
+            raise ProcessFailed("worker 0 exited with 1")
+        return Replayed.run(self, run, folder, progress)
+
+
+def test_a_disturbed_run_counts_if_its_repeat_crashes(tmp_path: Path) -> None:
+    robbed, trainer = RunNoise((0.0, 0.0), 0.0, stolen=0.5), CrashesWhenRepeated()
+    trainer.noises = lambda run: [robbed if trainer.ran == LABELS[:2] else QUIET]
+    results, heard = carried_out(tmp_path, trainer)
+    assert any("worker 0 exited with 1" in warning for warning in heard.warnings)
+    assert results["noise"]["repeated"] == 0
+    assert [row["failed"] for row in results["rows"]] == [None] * len(results["rows"])
 
 
 def test_the_lifeline_kills_what_it_holds_though_nothing_is_installed_and_the_environment_is_bad(
