@@ -212,6 +212,7 @@ def _run(experiment: Experiment, folder: Path, task: LauncherTask | None) -> Fin
     from hubring.workers.compare.run.runner import Runner
     from hubring.workers.compare.run.site import ThisMachine, check_link
     from hubring.workers.compare.show.screen import RunScreen
+    from hubring.workers.peers.fork_server import ForkServers
     from hubring.workers.peers.processes import Lifeline
 
     with ExitStack() as stack:
@@ -227,7 +228,8 @@ def _run(experiment: Experiment, folder: Path, task: LauncherTask | None) -> Fin
         several = len({run.setting for run in planned}) > 1
         predicts = cluster is None and experiment.backend == "gloo" and several
         measure = partial(calibrate, report=screen.calibrating) if predicts else None
-        found = comparison.run(Runner(experiment, lifeline, cluster or ThisMachine()), screen, measure)
+        site = cluster or ThisMachine(stack.enter_context(ForkServers()))
+        found = comparison.run(Runner(experiment, lifeline, site), screen, measure)
         if cluster is not None:
             cluster.code = _exit_code(found)
         return found

@@ -14,7 +14,6 @@ tests/system/test_topologies.py starts programs without forks, and tests their n
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import fcntl
 import gc
@@ -29,11 +28,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, BinaryIO, NoReturn, Self
+from typing import Any, BinaryIO, Self
 
 from hubring.ps.config.environment import become, silence_grpc, spare_forks
+from hubring.ps.process.launch import end_after
 from tests.support.processes.process_tree import take_in_orphans
 
 _IMPORTED = ("torch._dynamo", "sklearn.datasets", "hubring.ps.server", "hubring.workers.run_script")
@@ -151,30 +152,10 @@ def main() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if os.fork():
             theirs.close()
-            _end(_code_of(_run, ours, **asked))
+            end_after(partial(_run, ours, **asked))
         ours.close()
         asked = _serve(theirs)
     os._exit(0)  # nothing to unload
-
-
-def _code_of(run: Callable[..., None], *arguments: Any, **more: Any) -> int:
-    """Runs a program; returns its exit code. Raises the exceptions that Python prints at exit."""
-    try:
-        run(*arguments, **more)
-    except SystemExit as end:
-        if end.code is not None and not isinstance(end.code, int):
-            raise
-        return end.code or 0
-    return 0
-
-
-def _end(code: int) -> NoReturn:
-    """Runs Python's exit steps in the same order, without unloading modules."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _ask(by: socket.socket, files: Sequence[int], **asked: Any) -> int:
@@ -262,8 +243,9 @@ def _run(
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     os.chdir(folder)
     sys.argv = [kind if kind == "-c" else module, *arguments]
-    popen: Any = subprocess.Popen
-    popen._execute_child = _forking(fork_server, ["-m"])
+    if module != "hubring.workers.peers.fork_server":  # its forks are its own
+        popen: Any = subprocess.Popen
+        popen._execute_child = _forking(fork_server, ["-m"])
     if kind == "-m":
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     elif kind == "-c":

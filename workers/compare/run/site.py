@@ -24,6 +24,7 @@ from hubring.workers.compare.plan.setting import BURST_BYTES, Link, Setting
 from hubring.workers.compare.run.noise import NoiseListener, RunNoise, of_machine
 from hubring.workers.compare.run.relay import relay
 from hubring.workers.peers import machine
+from hubring.workers.peers.fork_server import ForkServers
 from hubring.workers.peers.processes import LocalProcess, StartProgram
 
 QUEUE_BYTES = 64 << 20
@@ -234,7 +235,13 @@ class ThisMachine:
     """Runs all programs as children of this process, with or without links.
 
     `hubring.workers.compare.run.conductor.Conductor` has the same methods for many machines.
+
+    Args:
+        fork_servers: Start programs faster; None: each is a new process.
     """
+
+    def __init__(self, fork_servers: ForkServers | None = None) -> None:
+        self._fork_servers = fork_servers
 
     def hosts(self, setting: Setting) -> AbstractContextManager[LocalHosts]:
         """Provides the hosts of a setting while the block runs."""
@@ -246,7 +253,7 @@ class ThisMachine:
 
     def starter(self, threads: int) -> StartProgram:
         """Returns a function that starts a program with so many PyTorch threads on its host."""
-        return LocalProcess
+        return LocalProcess if self._fork_servers is None else self._fork_servers.starter(threads)
 
     def listen(self) -> Callable[[], Sequence[RunNoise]]:
         """Starts to measure noise. Call the result for each machine's once the programs have ended."""

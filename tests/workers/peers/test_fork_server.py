@@ -1,0 +1,99 @@
+"""Programs that are forks behave like new processes."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hubring.ps.core.errors import HubringError
+from hubring.ps.process.launch import module_command
+from hubring.workers.peers.fork_server import ForkedProcess, ForkServers
+from hubring.workers.peers.processes import LocalProcess, RunProcess, StartProgram
+
+
+def python(code: str) -> list[str]:
+    return module_command("timeit", "-n", "1", "-r", "1", code)
+
+
+@pytest.fixture(scope="module")
+def forking() -> Iterator[StartProgram]:
+    with ForkServers() as servers:
+        assert servers.starter(1) == servers.starter(1) != servers.starter(2)
+        yield servers.starter(1)
+
+
+@pytest.fixture(params=["new", "forked"])
+def start(request: pytest.FixtureRequest, forking: StartProgram) -> StartProgram:
+    return LocalProcess if request.param == "new" else forking
+
+
+def ended(start: StartProgram, command: list[str], folder: Path, **variables: str) -> RunProcess:
+    program = start("program", command, folder, {**os.environ, **variables})
+    program.end(60)
+    return program
+
+
+def test_a_program_has_its_arguments_variables_and_files(start: StartProgram, tmp_path: Path) -> None:
+    code = "import os, sys; print(os.environ['ANY'], os.getcwd()); print(sys.stdin.read(), file=sys.stderr)"
+    program = ended(start, python(code), tmp_path, ANY="one")
+    assert program.code == 0
+    assert program.out.read_text().startswith(f"one {os.getcwd()}\n")
+    assert program.err.read_text() == "\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "exits", "says"),
+    [
+        (module_command("json.tool", "--any"), 2, "unrecognized arguments: --any\n"),
+        (module_command("json.tool", os.devnull), 1, "Expecting value: line 1 column 1 (char 0)\n"),
+        (module_command("zipfile", "-t", "/nowhere"), 1, "No such file or directory: '/nowhere'\n"),
+        (python("import atexit, sys; atexit.register(print, 'bye', file=sys.stderr)"), 0, "bye\n"),
+        (python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"), -9, ""),
+    ],
+    ids=["exit code", "exit text", "exception", "atexit", "signal"],
+)
+def test_a_program_ends_as_python_does(
+    start: StartProgram, tmp_path: Path, command: list[str], exits: int, says: str
+) -> None:
+    program = ended(start, command, tmp_path)
+    assert program.code == exits
+    assert program.err.read_text().endswith(says)
+
+
+def test_a_program_leads_a_session_and_is_stopped(start: StartProgram, tmp_path: Path) -> None:
+    program = start("program", module_command("http.server", "0"), tmp_path, os.environ)
+    assert program.pid is not None
+    while os.getsid(program.pid) != program.pid:
+        assert program.code is None
+    program.ask_to_stop()
+    program.end(60)
+    assert program.code == -signal.SIGTERM
+
+
+def test_a_program_that_does_not_stop_is_killed(start: StartProgram, tmp_path: Path) -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    program = start("program", python(code), tmp_path, os.environ)
+    program.end(0.0)
+    assert program.code == -signal.SIGKILL
+
+
+def test_programs_draw_different_numbers(start: StartProgram, tmp_path: Path) -> None:
+    code = "import random, numpy; print(random.random(), numpy.random.rand())"
+    drawn = [ended(start, python(code), tmp_path).out.read_text().split()[:2] for _ in range(2)]
+    assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+def test_a_command_that_is_no_module_is_a_new_process(forking: StartProgram, tmp_path: Path) -> None:
+    program = ended(forking, ["echo", "one"], tmp_path)
+    assert not isinstance(program, ForkedProcess)
+    assert program.out.read_text() == "one\n"
+
+
+def test_a_fork_server_that_was_killed_is_named(tmp_path: Path) -> None:
+    with ForkServers() as servers:
+        start = servers.starter(1)
+        servers.started[0].kill()
+        with pytest.raises(HubringError, match=r"the fork server \(pid \d+\) was killed by signal 9"):
+            start("program", python("1"), tmp_path, {})
