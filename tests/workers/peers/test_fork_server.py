@@ -9,6 +9,7 @@ import pytest
 
 from hubring.ps.core.errors import HubringError
 from hubring.ps.process.launch import module_command
+from hubring.workers.compare.run.noise import NoiseListener
 from hubring.workers.peers.fork_server import ForkedProcess, ForkServers
 from hubring.workers.peers.processes import LocalProcess, RunProcess, StartProgram
 
@@ -83,6 +84,16 @@ def test_programs_draw_different_numbers(start: StartProgram, tmp_path: Path) ->
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
     drawn = [ended(start, python(code), tmp_path).out.read_text().split()[:2] for _ in range(2)]
     assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+def test_the_time_of_forks_is_the_run_s_own(tmp_path: Path) -> None:
+    with ForkServers() as servers:
+        start = servers.starter(1)
+        ended(start, python("1"), tmp_path)  # the fork server has started
+        listener = NoiseListener(servers.started)
+        code = "import time; end = time.process_time() + 2.0\nwhile time.process_time() < end: pass"
+        assert ended(start, python(code), tmp_path).code == 0
+        assert listener.sample().own > 2.0
 
 
 def test_a_command_that_is_no_module_is_a_new_process(forking: StartProgram, tmp_path: Path) -> None:

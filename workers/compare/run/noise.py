@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
 from msgspec import Struct
+
+from hubring.ps.process.child import Child
 
 FOREIGN = 0.1
 """Processor time that other programs can use without disturbing a run, relative to the run's own."""
@@ -28,7 +30,7 @@ CLOCK_SECONDS = 1.0
 _STAT = Path("/proc/stat")
 _NOT_BUSY = {3, 4, 5, 6}
 """Columns of its lines that are no program's: idle, idle while waiting for a disk, and two of interrupts.
-Most interrupts carry packets of the run's own programs, and `getrusage` does not count them."""
+Most interrupts carry packets of the run's own programs, and no process is charged for them."""
 _STOLEN = 7
 """Its column of the time in which the hypervisor ran another machine; it counts as busy too."""
 _MEMORY = Path("/proc/pressure/memory")
@@ -101,11 +103,16 @@ class ProcessCounts(Struct, frozen=True):
 
 
 class NoiseListener:
-    """Measures noise from its creation to a call of `sample`. Our programs must have ended by that call."""
+    """Measures noise from its creation to a call of `sample`. Our programs must have ended by that call.
 
-    def __init__(self) -> None:
+    Args:
+        parents: Children of this process that start programs too.
+    """
+
+    def __init__(self, parents: Sequence[Child] = ()) -> None:
+        self._parents = parents
         self._load = os.getloadavg()[0]
-        self._began, self._before, self._own = time.monotonic(), _counts(), _own()
+        self._began, self._before, self._own = time.monotonic(), _counts(), _own(parents)
         self._clock = BusyClock(_busy_by_processor())
         self._ended = threading.Event()
         threading.Thread(target=self._watch_clock, name="clock rate", daemon=True).start()
@@ -119,7 +126,7 @@ class NoiseListener:
             load=(self._load, os.getloadavg()[0]),
             available=seconds * (os.cpu_count() or 1),
             busy=busy,
-            own=_own() - self._own,
+            own=_own(self._parents) - self._own,
             seconds=seconds,
             stolen=stolen,
             stalled=stalled,
@@ -226,7 +233,7 @@ def _read(file: Path) -> str:
         return ""
 
 
-def _own() -> float:
-    """Returns processor seconds of this process and of its children that have ended."""
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in spent)
+def _own(parents: Sequence[Child]) -> float:
+    """Returns processor seconds of this process, of these, and of all their children that have ended."""
+    pids = [os.getpid(), *(each.pid for each in parents)]
+    return sum(sum(psutil.Process(pid).cpu_times()[:4]) for pid in pids)

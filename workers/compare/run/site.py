@@ -257,7 +257,7 @@ class ThisMachine:
 
     def listen(self) -> Callable[[], Sequence[RunNoise]]:
         """Starts to measure noise. Call the result for each machine's once the programs have ended."""
-        listener = NoiseListener()
+        listener = NoiseListener(self._fork_servers.started if self._fork_servers is not None else ())
         return lambda: [of_machine([listener.sample()])]
 
     def clocks(self) -> Mapping[str, ClockOffset]:
