@@ -8,7 +8,8 @@ VENV := .venv$(addprefix -,$(TORCH))
 BIN := $(VENV)/bin
 CONSTRAINTS := $(if $(TORCH),$(VENV)/)constraints.txt
 # Python compiles what is imported when it is imported; pip would compile all of torch.
-INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c $(CONSTRAINTS)
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --no-build-isolation \
+  -c $(CONSTRAINTS)
 
 # Half as many test processes again as cores, because many tests wait for a process that they start. More than
 # eight would wait for the disk.
@@ -81,18 +82,18 @@ clean:
 	@rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch comes first, because its version determines the versions of other packages.
+# torch comes first, because its version determines the versions of other packages. hatchling builds Hubring.
 $(VENV)/torch.stamp: constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Hubring needs Python 3.11 or later: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Creating $(VENV) and installing the packages; this happens once" >&2
 	@"$(PYTHON)" -m venv --clear $(VENV) >&2
 	@$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
-	@$(INSTALL) torch >&2
+	@$(INSTALL) torch hatchling >&2
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
-	@$(INSTALL) -e '.[demo,fast]' >&2
+	@$(INSTALL) -e '.[demo]' >&2
 	@touch $@
 
 $(VENV)/bench.stamp: $(VENV)/demo.stamp
