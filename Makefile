@@ -82,14 +82,14 @@ clean:
 	@rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch comes first, because its version determines the versions of other packages. hatchling builds Hubring.
+# torch comes first, because its version determines the versions of other packages. The other two build Hubring.
 $(VENV)/torch.stamp: constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Hubring needs Python 3.11 or later: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "Creating $(VENV) and installing the packages; this happens once" >&2
 	@"$(PYTHON)" -m venv --clear $(VENV) >&2
 	@$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(CONSTRAINTS))
-	@$(INSTALL) torch hatchling >&2
+	@$(INSTALL) torch hatchling editables >&2
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
