@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import hubring
 from tests.support import traced
-from tests.support.imports import FILES, ROOT, imports
+from tests.support.imports import FILES, ROOT, imports, statements_in
 
 SOURCES = [*FILES.values(), *(ROOT / "deploy").rglob("*.py")]
 SOURCES = sorted(path for path in SOURCES if "_pb2" not in path.name)
@@ -48,18 +48,26 @@ def code_lines(path: Path) -> int:
     text = path.read_text()
     lines = enumerate(map(str.strip, text.splitlines()), 1)
     numbers = {number for number, line in lines if line and not line.startswith("#")}
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(text):
         match node:
             case ast.Import() | ast.ImportFrom() | ast.Expr(ast.Constant(str())):
                 numbers -= {*range(node.lineno, (node.end_lineno or 0) + 1)}
     return len(numbers)
 
 
+def statements(text: str) -> list[ast.AST]:
+    found: list[ast.AST] = [ast.parse(text)]
+    for node in found:
+        found += statements_in(node)
+    return found
+
+
+@cache
 def class_names_used_twice() -> dict[str, list[str]]:
     """Returns where the public classes of the same name are."""
     places = defaultdict(list)
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in statements(path.read_text()):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
     return {name: found for name, found in sorted(places.items()) if len(found) > 1}

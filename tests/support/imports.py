@@ -52,7 +52,13 @@ def walk(nodes: Iterable[ast.AST], runs: bool, at_start: bool) -> Iterator[Impor
             yield from walk(node.orelse, runs, at_start)
         else:
             within = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-            yield from walk(ast.iter_child_nodes(node), runs, at_start and not within)
+            yield from walk(statements_in(node), runs, at_start and not within)
+
+
+def statements_in(node: ast.AST) -> list[ast.AST]:
+    """The statements directly below a node, and what holds further ones, without the many expressions."""
+    kinds = ast.stmt | ast.excepthandler | ast.match_case
+    return [child for child in ast.iter_child_nodes(node) if isinstance(child, kinds)]
 
 
 def targets(node: ast.Import | ast.ImportFrom) -> Iterator[str]:

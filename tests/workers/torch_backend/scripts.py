@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import hubring
@@ -23,14 +23,15 @@ from hubring.workers.runtime import context
 Script = Callable[[int, int, Path], None]
 
 
-def run(script: Script, size: int, folder: Path) -> None:
+def run(script: Script, size: int, folder: Path, method: str = "forkserver") -> None:
     """Runs a script in `size` processes. Raises the first error."""
-    spawn(_rank, (script, size, folder), nprocs=size)
+    start_processes(_rank, (script, size, folder), nprocs=size, start_method=method)
 
 
 def run_to_the_end(script: Script, size: int, folder: Path) -> None:
     """Runs a script in `size` processes, and waits for each, whatever happens to the others."""
-    for process in spawn(_rank, (script, size, folder), nprocs=size, join=False).processes:
+    asked = (_rank, (script, size, folder), size)
+    for process in start_processes(*asked, join=False, start_method="forkserver").processes:
         process.join()
 
 

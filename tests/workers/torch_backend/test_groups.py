@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,13 @@ from tests.workers.torch_backend import scripts
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ranks_are_forks() -> None:
+    """Their parent has imported torch, and ends with this process."""
+    forkserver.set_forkserver_preload(["torch._dynamo", scripts.__name__])
+    forkserver.ensure_running()
+
+
 @pytest.mark.parametrize("imports", ["import hubring, torch", "import torch, hubring"])
 def test_the_name_is_known_in_whichever_order_a_script_imports(imports: str) -> None:
     asked = "assert 'hubring' in torch.distributed.Backend.backend_list"
@@ -28,7 +36,7 @@ def test_the_name_is_known_in_whichever_order_a_script_imports(imports: str) -> 
 
 
 def test_ddp_trains_as_with_gradients_averaged_by_hand(tmp_path: Path) -> None:
-    scripts.run(scripts.train, 2, tmp_path)
+    scripts.run(scripts.train, 2, tmp_path, "spawn")  # as scripts do
 
 
 def test_operations_messages_and_groups_do_what_gloo_does(tmp_path: Path) -> None:
