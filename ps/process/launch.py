@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import NoReturn
 
 
 def module_command(
@@ -106,20 +106,19 @@ def leave_signals_to_parent() -> None:
 
 
 def end_after(run: Callable[[], object]) -> NoReturn:
-    """Runs a fork's program, then ends as Python does, but unloads no modules: that copies their memory."""
-    code: Any = 0
+    """Runs a fork's program, then ends as Python does, but unloads no modules: that copies their memory.
+
+    What Python prints at the exit is raised, for Python to do so.
+    """
+    code = 0
     try:
         run()
     except SystemExit as end:
-        code = end.code
-        if not (code is None or isinstance(code, int)):
-            print(code, file=sys.stderr)
-            code = 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-        code = 1
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code or 0)
+    os._exit(code)

@@ -113,6 +113,7 @@ class Scripted(ThisMachine):
     """Starts a piece of Python in place of every program."""
 
     code: str
+    _fork_servers = None
 
     def starter(self, threads: int) -> StartProgram:
         return lambda name, command, folder, environment: LocalProcess(
