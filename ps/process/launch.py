@@ -18,6 +18,8 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import NoReturn
 
+from hubring.ps.core.standard_streams import flush_outputs
+
 
 def module_command(
     module: str, *words: str, program: str = sys.executable, options: Sequence[str] = ()
@@ -45,18 +47,19 @@ PARENT_VARIABLE = "HUBRING_PARENT"
 _PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent(parent: int) -> None:
-    """Sends this process SIGTERM when its parent ends.
+def end_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
+    """Sends this process a signal when its parent ends.
 
     Args:
         parent: The process to follow. If it is not the parent, this process ends only if `parent` has
             ended already. 0 for none.
+        number: The signal.
     """
     if os.getppid() == parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     # The parent may have ended before prctl.
     if parent and not os.path.exists(f"/proc/{parent}"):
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
 
 
 def await_parent_end(parent: int, *also: int) -> None:
@@ -108,7 +111,7 @@ def leave_signals_to_parent() -> None:
 def end_after(run: Callable[[], object]) -> NoReturn:
     """Runs a fork's program, then ends as Python does, but unloads no modules: that copies their memory.
 
-    What Python prints at the exit is raised, for Python to do so.
+    So files that a program leaves open are not written. What Python prints at the exit is raised.
     """
     code = 0
     try:
@@ -119,6 +122,5 @@ def end_after(run: Callable[[], object]) -> NoReturn:
         code = end.code or 0
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_outputs()
     os._exit(code)

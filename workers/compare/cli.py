@@ -228,7 +228,10 @@ def _run(experiment: Experiment, folder: Path, task: LauncherTask | None) -> Fin
         several = len({run.setting for run in planned}) > 1
         predicts = cluster is None and experiment.backend == "gloo" and several
         measure = partial(calibrate, report=screen.calibrating) if predicts else None
-        site = cluster or ThisMachine(stack.enter_context(ForkServers()))
+        # All programs are forks, or none is: their memory is compared.
+        apart = any(run.setting.link or (run.row.peer and run.row.peer.needs) for run in planned)
+        forks = None if experiment.script or apart else stack.enter_context(ForkServers())
+        site = cluster or ThisMachine(forks)
         found = comparison.run(Runner(experiment, lifeline, site), screen, measure)
         if cluster is not None:
             cluster.code = _exit_code(found)

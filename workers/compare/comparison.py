@@ -196,7 +196,10 @@ class Comparison(Struct, frozen=True):
         return left
 
     def _repeat_disturbed(self, runner: Runner, screen: RunScreen) -> None:
-        """Runs what was disturbed once more, unless so much was that a repeat would be disturbed too."""
+        """Runs what was disturbed once more, unless so much was that a repeat would be disturbed too.
+
+        The first run counts if its repeat crashes or is interrupted.
+        """
         ended = {run.label: self._outcome(run) for run in runs(self.experiment)}
         found = outcome.disturbed(ended)
         if len(found) > len(ended) * MOST_REPEATED:
@@ -207,15 +210,20 @@ class Comparison(Struct, frozen=True):
             if first.instead_of or first.script != script:
                 continue
             screen.again(label)
+            second = None
             with TemporaryDirectory(dir=self.folder) as kept:
                 place, aside = self.place(first.run), Path(kept, "run")
                 place.rename(aside)
-                second = self._run(first.run, runner, screen)
-                if second.failed and not first.failed:  # what was disturbed says more than a crash
-                    shutil.rmtree(place)
-                    aside.rename(place)
-                else:
-                    replace(second, instead_of=why).write()
+                try:
+                    second = self._run(first.run, runner, screen)
+                except (ProcessFailed, DeadlineExceeded) as cause:
+                    screen.warn(str(cause))
+                finally:
+                    if second is None or (second.failed and not first.failed):
+                        shutil.rmtree(place, ignore_errors=True)
+                        aside.rename(place)
+                    else:
+                        replace(second, instead_of=why).write()
 
     def _finished_otherwise(self, run: PlannedRun) -> bool:
         """Whether the row has finished here with another seed, so that its script is not at fault."""

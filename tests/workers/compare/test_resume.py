@@ -250,21 +250,34 @@ def test_a_few_disturbed_runs_are_run_again_once(tmp_path: Path) -> None:
     assert heard.repeated_runs == []
 
 
-class CrashesWhenRepeated(Replayed):
+class FailsWhenRepeated(Replayed):
+    error: BaseException
+
     def run(self, run: PlannedRun, folder: Path, progress: Callable[[Line], None]) -> RunOutcome:
         if run.label in self.ran:
             folder.mkdir()
-            raise ProcessFailed("worker 0 exited with 1")
+            raise self.error
         return Replayed.run(self, run, folder, progress)
 
 
-def test_a_disturbed_run_counts_if_its_repeat_crashes(tmp_path: Path) -> None:
-    robbed, trainer = RunNoise((0.0, 0.0), 0.0, stolen=0.5), CrashesWhenRepeated()
-    trainer.noises = lambda run: [robbed if trainer.ran == LABELS[:2] else QUIET]
-    results, heard = carried_out(tmp_path, trainer)
+@pytest.mark.parametrize("seeds", [(0, 1), (0,)])
+@pytest.mark.parametrize("error", [ProcessFailed("worker 0 exited with 1"), KeyboardInterrupt()], ids=repr)
+def test_a_disturbed_run_counts_if_its_repeat_fails(
+    tmp_path: Path, error: BaseException, seeds: tuple[int, ...]
+) -> None:
+    robbed, trainer = RunNoise((0.0, 0.0), 0.0, stolen=0.5), FailsWhenRepeated()
+    trainer.error = error
+    trainer.noises = lambda run: [robbed if len(trainer.ran) == 2 else QUIET]
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            carried_out(tmp_path, trainer, seeds=seeds)
+        results = Comparison.open(tmp_path).report()
+        assert results.noise.repeated == 0
+        return
+    found, heard = carried_out(tmp_path, trainer, seeds=seeds)
     assert any("worker 0 exited with 1" in warning for warning in heard.warnings)
-    assert results["noise"]["repeated"] == 0
-    assert [row["failed"] for row in results["rows"]] == [None] * len(results["rows"])
+    assert found["noise"]["repeated"] == 0
+    assert [row["failed"] for row in found["rows"]] == [None] * len(found["rows"])
 
 
 def test_the_lifeline_kills_what_it_holds_though_nothing_is_installed_and_the_environment_is_bad(

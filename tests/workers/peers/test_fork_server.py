@@ -10,7 +10,7 @@ import pytest
 from hubring.ps.core.errors import HubringError
 from hubring.ps.process.launch import module_command
 from hubring.workers.compare.run.noise import NoiseListener
-from hubring.workers.peers.fork_server import ForkedProcess, ForkServers
+from hubring.workers.peers.fork_server import ForkServers
 from hubring.workers.peers.processes import LocalProcess, RunProcess, StartProgram
 
 
@@ -21,7 +21,7 @@ def python(code: str) -> list[str]:
 @pytest.fixture(scope="module")
 def forking() -> Iterator[StartProgram]:
     with ForkServers() as servers:
-        assert servers.starter(1) == servers.starter(1) != servers.starter(2)
+        assert servers.starter(1) == servers.starter(1)
         yield servers.starter(1)
 
 
@@ -36,11 +36,15 @@ def ended(start: StartProgram, command: list[str], folder: Path, **variables: st
     return program
 
 
-def test_a_program_has_its_arguments_variables_and_files(start: StartProgram, tmp_path: Path) -> None:
-    code = "import os, sys; print(os.environ['ANY'], os.getcwd()); print(sys.stdin.read(), file=sys.stderr)"
-    program = ended(start, python(code), tmp_path, ANY="one")
+def test_a_program_has_its_folder_variables_and_files(
+    start: StartProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "import os, sys; print(dict(os.environ), os.getcwd()); print(sys.stdin.read(), file=sys.stderr)"
+    program = start("program", python(code), tmp_path, {"ANY": "one", "LC_CTYPE": "C.UTF-8"})
+    program.end(60)
     assert program.code == 0
-    assert program.out.read_text().startswith(f"one {os.getcwd()}\n")
+    assert program.out.read_text().startswith(f"{{'ANY': 'one', 'LC_CTYPE': 'C.UTF-8'}} {tmp_path}\n")
     assert program.err.read_text() == "\n"
 
 
@@ -96,15 +100,25 @@ def test_the_time_of_forks_is_the_run_s_own(tmp_path: Path) -> None:
         assert listener.sample().own > 2.0
 
 
-def test_a_command_that_is_no_module_is_a_new_process(forking: StartProgram, tmp_path: Path) -> None:
-    program = ended(forking, ["echo", "one"], tmp_path)
-    assert not isinstance(program, ForkedProcess)
-    assert program.out.read_text() == "one\n"
-
-
-def test_a_fork_server_that_was_killed_is_named(tmp_path: Path) -> None:
+def test_programs_end_with_their_fork_server_which_is_named(tmp_path: Path) -> None:
     with ForkServers() as servers:
         start = servers.starter(1)
+        program = start("program", module_command("http.server", "0"), tmp_path, os.environ)
         servers.started[0].kill()
         with pytest.raises(HubringError, match=r"the fork server \(pid \d+\) was killed by signal 9"):
-            start("program", python("1"), tmp_path, {})
+            start("next", python("1"), tmp_path, {})
+        program.end(60)
+        assert program.code == -signal.SIGKILL
+        assert NoiseListener(servers.started).sample().own >= 0.0
+
+
+def test_an_interrupted_request_leaves_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with ForkServers() as servers:
+        start = servers.starter(1)
+        monkeypatch.setattr(servers.started[0].stdout, "readline", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            start("program", module_command("http.server", "0"), tmp_path, os.environ)
+        assert servers.started[0].ended

@@ -235,5 +235,5 @@ def _read(file: Path) -> str:
 
 def _own(parents: Sequence[Child]) -> float:
     """Returns processor seconds of this process, of these, and of all their children that have ended."""
-    pids = [os.getpid(), *(each.pid for each in parents)]
+    pids = [os.getpid(), *(each.pid for each in parents if not each.ended)]
     return sum(sum(psutil.Process(pid).cpu_times()[:4]) for pid in pids)
