@@ -359,13 +359,14 @@ def test_a_module_runs_as_python_runs_it(tmp_path: Path) -> None:
         "warnings.warn('unheard')\n"
         "print(value, __name__, __package__, sys.argv, sys.flags.dev_mode)\n"
     )
-    words = ("-n", "1", "python", "-W", "ignore", "-X", "dev", "-m", "pkg.mod", "-x")
+    words = ("-n", "1", "python", "-W", "ignore", "-X", "dev", "-m", "pkg.mod", "-x", "--topology")
     command = module_command(PS_RUN, *words)
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    said = f"5 __main__ pkg {[str(package / 'mod.py'), '-x']} True"
+    said = f"5 __main__ pkg {[str(package / 'mod.py'), '-x', '--topology']} True"
     assert ended.stdout == f"[0]<stdout>:{said}\n"
     assert "unheard" not in ended.stderr
+    assert "ps-run: --topology stands after the script, which gets it" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,7 @@ def lay_out(
     if hub is not None and hub.has_model and not inherits:
         for one in ReducerRegistry.of(communicator).reducers:
             one.overlap.backward = False  # the other optimizer's loss may reach its parameters, as in a GAN
-        communicator = communicator.averaging("it steps for another DistributedOptimizer already")
+        communicator = communicator.averaging("the hub steps for another DistributedOptimizer of this script")
     try:
         trained = TrainedParameters(communicator, optimizer, named, options)
         return trained, trained.lay_out()

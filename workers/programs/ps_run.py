@@ -82,6 +82,8 @@ def _run(command: list[str], is_module: bool, flags: dict[str, Any], *, jsrun: b
             raise UsageError(f"--jsrun: {ELSEWHERE}")
         if other := other_python(command):
             print(f"ps-run: workers run {sys.executable}, not {other}", file=sys.stderr)
+        for word in {"-np", "--num-proc", "--topology"}.intersection(command):
+            print(f"ps-run: {word} stands after the script, which gets it; ours go before", file=sys.stderr)
         for line in command_line.ignored_notices(
             name for name in command_line.IGNORED_FLAGS if flags.pop(name) is not None
         ):

@@ -37,7 +37,7 @@ GRADIENTS = [
     REFUSED,
     REFUSED.but("a gradient is NaN, under `--mode asp`", lambda stage: a_spoilt_gradient(stage, mode="asp")),
     TRAINED.but(
-        "a gradient is NaN, around the ring",
+        "a gradient is NaN, around the ring, and `hubring.report` gets a NaN",
         lambda stage: a_spoilt_gradient(stage, "--topology", "ring"),
         program="all members",
     ),
