@@ -12,7 +12,7 @@ import pytest
 from tests.deploy.conftest import Yard
 from tests.deploy.fleet import Fleet
 from tests.deploy.image import IMAGE
-from tests.support.processes.process_tree import command
+from tests.support.processes.process_tree import by_age, command
 from tests.support.submissions import program
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(6000)]
@@ -29,7 +29,7 @@ PROGRAMS = {
 
 def kill(yard: Yard, victim: str, number: int) -> None:
     """Kills a program in a container, as the kernel does when memory is short; its supervisor stays."""
-    found = sorted(pid for pid in yard.engine.processes() if PROGRAMS[victim] in command(pid))
+    found = by_age(pid for pid in yard.engine.processes() if PROGRAMS[victim] in command(pid))
     assert found, f"no {victim}"
     os.kill(found[number % len(found)], signal.SIGKILL)
 

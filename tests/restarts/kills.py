@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hubring.ps.checkpoint.checkpoint_folder import newest_step
 from tests.support.processes.cluster import SMALL, Cluster, Program
-from tests.support.processes.process_tree import below, runs
+from tests.support.processes.process_tree import below, by_age, runs
 
 PS_RUN = "hubring.workers.programs.ps_run"
 STEPS = 80
@@ -65,7 +65,7 @@ class Job:
 
     def processes(self, victim: str) -> list[int]:
         """Returns the live processes of a kind, the oldest first."""
-        return sorted(pid for pid in below(self.program.process.pid) if runs(pid, _MODULES[victim]))
+        return by_age(pid for pid in below(self.program.process.pid) if runs(pid, _MODULES[victim]))
 
     def kill(self, victim: str, number: int = 0) -> int:
         """Kills a process of a kind as the kernel does when memory is short; returns its id, or 0."""

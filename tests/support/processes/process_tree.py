@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 GRACE = 20.0
@@ -34,7 +36,13 @@ def below(pid: int) -> list[int]:
 
 def coordinators() -> list[int]:
     """Returns the coordinator below this process and its standby, if it has one, by age."""
-    return sorted(pid for pid in below(os.getpid()) if runs(pid, "hubring.ps.server_process"))
+    return by_age(pid for pid in below(os.getpid()) if runs(pid, "hubring.ps.server_process"))
+
+
+def by_age(pids: Iterable[int]) -> list[int]:
+    """Returns processes, the oldest first: their ids begin again at some time. One that has ended is last."""
+    times = {pid: entry(pid, "stat").rpartition(")")[2].split()[19:20] for pid in pids}
+    return sorted(times, key=lambda pid: int(*times[pid]) if times[pid] else sys.maxsize)
 
 
 def runs(pid: int, module: str) -> bool:
