@@ -82,8 +82,13 @@ def settle(given: Mapping[str, Any], size: int, variables: Mapping[str, str]) ->
                     f"{flag(name)} {server[name]} is for a hub, but the job has --topology ring;"
                     " remove one of the two"
                 )
-        server["shards"] = 0
     hub = load_server({**server, "workers": size, "port": 0}, environment=variables)
+    if config.topology == "ring":
+        if hub.colocate:
+            raise ConfigError(
+                "PS_COLOCATE=1 is for a hub, but the job has --topology ring; remove one of the two"
+            )
+        server["shards"] = 0
     if hub.standby:
         raise ConfigError(
             f"PS_STANDBY={hub.standby} is for a server that you start; ps-run starts its own, and restarts it"
