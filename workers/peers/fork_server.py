@@ -157,9 +157,10 @@ def _exit_code(pid: int) -> int | None:
 
 def _fork(asked: dict[str, Any]) -> int:
     begun, begins = os.pipe()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        end_with_parent(os.getppid(), signal.SIGKILL)
+        end_with_parent(parent, signal.SIGKILL)
         os.setsid()
         os.close(begun)
         os.close(begins)
