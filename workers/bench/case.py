@@ -200,7 +200,8 @@ class BenchPlan:
         """
         rows = self._taking_part(case)
         nbytes = job.shape_bytes(case.shape, self.megabytes)
-        needs = {row: row_bytes(row, case.n, self.shards, nbytes) for row in rows}
+        models = TRAINED_MODELS if job.find_shape(case.shape).trained else MODELS
+        needs = {row: row_bytes(row, case.n, self.shards, models * nbytes) for row in rows}
         total, free = sum(needs.values()), machine.free_bytes()
         groups = runs_within(rows, free, needs.__getitem__)
         if len(groups) > 1:
@@ -251,7 +252,7 @@ class BenchPlan:
             codec=row.codec,
             device=row.device,
         )
-        return BenchTeam(row, job, self.shards, processes, self.timeout)
+        return BenchTeam(row, job, self.shards, processes)
 
     def _rounds(self, teams: Sequence[BenchTeam], steps: int) -> list[list[BenchTurn]]:
         """Returns every team's turns without the first, which sets the number of steps of the others."""
@@ -287,19 +288,21 @@ PROCESS_BYTES = 150 << 20
 """Memory of a row's process beside its models."""
 MODELS = 4
 """Copies of the model in each process: parameters, gradients, the optimizer's state, and a buffer."""
+TRAINED_MODELS = 8
+"""The same in training: also what is on the way during backward, and a model that checks the result."""
 
 
-def row_bytes(row: BenchRow, n: int, shards: int | None, nbytes: int) -> int:
+def row_bytes(row: BenchRow, n: int, shards: int | None, models_bytes: int) -> int:
     """Returns about how much memory a row takes, in bytes.
 
     Args:
         row: The row.
         n: Number of ranks.
         shards: As in `BenchPlan`.
-        nbytes: Size of the model.
+        models_bytes: Size of the copies of the model in a process.
     """
     processes = (row.members or n) + shards_of(row, n, shards)
-    return processes * (PROCESS_BYTES + MODELS * nbytes)
+    return processes * (PROCESS_BYTES + models_bytes)
 
 
 def takes_part(row: BenchRow, shape: ModelShape) -> bool:

@@ -52,6 +52,8 @@ def cpu_seconds(session: int) -> float:
     return used
 
 
+LOOK_SECONDS = 1.0
+"""How often a bench that waits for a member looks for processes that have ended."""
 _SERVER = multiprocessing.get_context("forkserver")
 # Not imported, since only the rows' processes need this module.
 MEMBER = "hubring.workers.bench.member"
@@ -127,17 +129,13 @@ class BenchTeam:
         job: The job for the members; its directory belongs to this row.
         shards: Shards of a hub without colocated shards; None: the row's default.
         processes: Starts and ends the processes.
-        timeout: Seconds to wait for one answer.
     """
 
-    def __init__(
-        self, row: BenchRow, job: BenchJob, shards: int | None, processes: RunProcesses, timeout: float
-    ) -> None:
+    def __init__(self, row: BenchRow, job: BenchJob, shards: int | None, processes: RunProcesses) -> None:
         self.row = row
         self._job = job
         self.shards = shards_of(row, job.size, shards)
         self._processes = processes
-        self._timeout = timeout
         self._count = row.members or job.size
         self._lines: list[MemberLine] = []
         self._idle_cpu = self._idle_wall = 0.0
@@ -166,8 +164,8 @@ class BenchTeam:
         """Runs a turn of some steps on all members.
 
         Raises:
-            ProcessFailed: A member ended during the turn. The message holds the end of the logs.
-            DeadlineExceeded: A member did not answer in time.
+            ProcessFailed: A process of any row ended. The message holds the end of the logs.
+            DeadlineExceeded: The case took longer than the timeout.
         """
         if self._idle_since is not None:
             cpu, wall = self._idle_since
@@ -200,10 +198,16 @@ class BenchTeam:
             line.tell(f"{steps} {'together' if together else 'alone'}")
         for _ in range(2 * steps if together else 0):  # before each step, and after it
             for line in self._lines:
-                line.hear(self._timeout)
+                self._hear(line)
             for line in self._lines:
                 line.tell("go")
-        return [json.loads(line.hear(self._timeout)) for line in self._lines]
+        return [json.loads(self._hear(line)) for line in self._lines]
+
+    def _hear(self, line: MemberLine) -> str:
+        """Returns a member's next line. It may wait for minutes for another one that was killed."""
+        while not line.hears(LOOK_SECONDS):
+            self._processes.pause(f"the members of {self.row.name}")
+        return line.hear()
 
     def _cpu(self) -> float:
         return sum(cpu_seconds(each.pid) for each in self._started if each.pid is not None)

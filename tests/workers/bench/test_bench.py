@@ -22,8 +22,10 @@ from hubring.workers.bench.case import (
     takes_part,
     trained,
 )
+from hubring.workers.bench.job import BenchJob, MemberLine
 from hubring.workers.bench.row import ROWS
-from hubring.workers.bench.team import BenchTurn
+from hubring.workers.bench.team import BenchTeam, BenchTurn
+from hubring.workers.peers.processes import ProcessFailed, RunProcesses, clean_environment
 from tests.support.processes.cluster import Cluster
 
 # What is asked for.
@@ -65,8 +67,8 @@ def test_rows_that_do_not_fit_into_memory_run_in_groups() -> None:
     assert runs_within([3, 3, 3], 9, int) == [[3, 3, 3]]
     assert runs_within([3, 3, 3, 2], 6, int) == [[3, 3], [3, 2]]
     assert runs_within([9, 1, 9, 1], 2, int) == [[9], [1], [9], [1]]
-    small, large = (row_bytes(ROWS["hub-shm"], 4, None, nbytes) for nbytes in (0, 100 << 20))
-    assert large - small > (4 + 2) * (100 << 20), "each rank and each shard has the model more than once"
+    small, large = (row_bytes(ROWS["hub-shm"], 4, None, models) for models in (0, 100))
+    assert large - small == (4 + 2) * 100, "each rank and each shard has them"
 
 
 def test_cases_are_read_and_the_standard_ones_are_cases() -> None:
@@ -75,6 +77,19 @@ def test_cases_are_read_and_the_standard_ones_are_cases() -> None:
         BenchCase(1, "lone", "sgd"),
     ]
     assert len(cli.cases_of(None)) > 5
+
+
+def test_a_killed_process_of_any_row_ends_the_wait_for_a_member(tmp_path: Path) -> None:
+    job = BenchJob(shape="lone", optimizer="sgd", size=1, directory=str(tmp_path))
+    with RunProcesses(tmp_path, clean_environment(1), timeout=300) as processes:
+        team = BenchTeam(ROWS["gloo+sgd"], job, None, processes)
+        silent = MemberLine.dial(job.control)
+        team.meet()
+        processes.start("another row", ["sh", "-c", "kill -9 $$"])
+        with pytest.raises(ProcessFailed, match=r"another row was killed by signal 9 \(SIGKILL\)"):
+            team.turn(1)
+        team.dismiss()
+        silent.close()
 
 
 @pytest.mark.parametrize("text", ["2:flat", "0:flat:sgd", "two:flat:sgd", "2:flat:lamb", "2:round:sgd"])

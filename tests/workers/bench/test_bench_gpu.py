@@ -74,7 +74,7 @@ def test_ranks_of_a_row_on_a_gpu_are_fresh_processes_that_know_theirs(
     job = BenchJob(shape="lone", optimizer="sgd", size=2, directory=str(tmp_path))
     told = replace(ROWS[row], device="cuda")
     with RunProcesses(tmp_path, clean_environment(1), timeout=90) as processes:
-        team = BenchTeam(told, job, None, processes, timeout=60)
+        team = BenchTeam(told, job, None, processes)
         team.start()
         team.meet()
         turn = team.turn(2)

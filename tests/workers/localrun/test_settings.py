@@ -58,7 +58,11 @@ def test_workers_read_settings_from_variables_too() -> None:
     [
         ({}, {"PS_MODE": "async"}, "PS_MODE='async' in the environment: expected one of bsp, asp"),
         ({}, {"PS_STANDBY": "1"}, "Unset PS_STANDBY, or use ps-server start --standby 1"),
-        ({"topology": "ring"}, {"PS_COLOCATE": "1"}, "PS_COLOCATE=1 is for a hub, but the job has --topology ring"),
+        (
+            {"topology": "ring"},
+            {"PS_COLOCATE": "1"},
+            "PS_COLOCATE=1 is for a hub, but the job has --topology ring",
+        ),
         ({"topology": "ring", "aggregate": True}, {}, "--aggregate requires --topology hub"),
     ],
 )
