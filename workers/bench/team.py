@@ -52,8 +52,6 @@ def cpu_seconds(session: int) -> float:
     return used
 
 
-LOOK_SECONDS = 1.0
-"""How often a bench that waits for a member looks for processes that have ended."""
 _SERVER = multiprocessing.get_context("forkserver")
 # Not imported, since only the rows' processes need this module.
 MEMBER = "hubring.workers.bench.member"
@@ -205,7 +203,7 @@ class BenchTeam:
 
     def _hear(self, line: MemberLine) -> str:
         """Returns a member's next line. It may wait for minutes for another one that was killed."""
-        while not line.hears(LOOK_SECONDS):
+        while not line.hears(1.0):
             self._processes.pause(f"the members of {self.row.name}")
         return line.hear()
 
