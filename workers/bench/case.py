@@ -199,9 +199,8 @@ class BenchPlan:
             DeadlineExceeded: The case took longer than the timeout.
         """
         rows = self._taking_part(case)
-        nbytes = job.shape_bytes(case.shape, self.megabytes)
-        models = TRAINED_MODELS if job.find_shape(case.shape).trained else MODELS
-        needs = {row: row_bytes(row, case.n, self.shards, models * nbytes) for row in rows}
+        nbytes, trains = job.shape_bytes(case.shape, self.megabytes), job.find_shape(case.shape).trained
+        needs = {row: row_bytes(row, case.n, self.shards, nbytes, trains=trains) for row in rows}
         total, free = sum(needs.values()), machine.free_bytes()
         groups = runs_within(rows, free, needs.__getitem__)
         if len(groups) > 1:
@@ -211,7 +210,7 @@ class BenchPlan:
                 file=sys.stderr,
             )
         entries = [each for group in groups for each in self._run(group, case)]
-        return trained(entries, job.SAMPLES[case.shape]) if job.find_shape(case.shape).trained else entries
+        return trained(entries, job.SAMPLES[case.shape]) if trains else entries
 
     def _run(self, rows: Sequence[BenchRow], case: BenchCase) -> list[BenchEntry]:
         with ExitStack() as stack:
@@ -292,17 +291,18 @@ TRAINED_MODELS = 8
 """The same in training: also what is on the way during backward, and a model that checks the result."""
 
 
-def row_bytes(row: BenchRow, n: int, shards: int | None, models_bytes: int) -> int:
+def row_bytes(row: BenchRow, n: int, shards: int | None, nbytes: int, *, trains: bool = False) -> int:
     """Returns about how much memory a row takes, in bytes.
 
     Args:
         row: The row.
         n: Number of ranks.
         shards: As in `BenchPlan`.
-        models_bytes: Size of the copies of the model in a process.
+        nbytes: Size of the model.
+        trains: Whether a process does whole training steps.
     """
     processes = (row.members or n) + shards_of(row, n, shards)
-    return processes * (PROCESS_BYTES + models_bytes)
+    return processes * (PROCESS_BYTES + (TRAINED_MODELS if trains else MODELS) * nbytes)
 
 
 def takes_part(row: BenchRow, shape: ModelShape) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from hubring.ps.core.errors import ConnectionLost, UsageError
+from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded, UsageError
 from hubring.workers.peers.rendezvous import PeerRendezvous
 
 MEBI = 2**20
@@ -206,17 +206,16 @@ class MemberLine:
         except OSError as cause:
             raise ConnectionLost("the other end of the socket is closed") from cause
 
-    def hears(self, seconds: float) -> bool:
-        """Returns whether the other end says something, or closes, within `seconds`."""
-        return self._connection.poll(seconds)
-
-    def hear(self) -> str:
+    def hear(self, timeout: float | None = None) -> str:
         """Waits for the next line, and returns it.
 
         Raises:
             ConnectionLost: The other end has closed.
+            DeadlineExceeded: No line arrived within `timeout` seconds.
         """
         try:
+            if not self._connection.poll(timeout):
+                raise DeadlineExceeded(f"a member did not answer within {timeout:g} s")
             return self._connection.recv_bytes().decode()
         except (OSError, EOFError) as cause:
             raise ConnectionLost("the other end of the socket is closed") from cause

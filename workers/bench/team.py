@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from hubring.ps.config.environment import become
-from hubring.ps.core.errors import ConnectionLost
+from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded
 from hubring.ps.process.launch import module_command
 from hubring.workers.bench.job import BenchJob, MemberLine
 from hubring.workers.bench.row import BenchRow
@@ -203,9 +203,10 @@ class BenchTeam:
 
     def _hear(self, line: MemberLine) -> str:
         """Returns a member's next line. It may wait for minutes for another one that was killed."""
-        while not line.hears(1.0):
+        while True:
+            with suppress(DeadlineExceeded):
+                return line.hear(1.0)
             self._processes.pause(f"the members of {self.row.name}")
-        return line.hear()
 
     def _cpu(self) -> float:
         return sum(cpu_seconds(each.pid) for each in self._started if each.pid is not None)

@@ -67,8 +67,9 @@ def test_rows_that_do_not_fit_into_memory_run_in_groups() -> None:
     assert runs_within([3, 3, 3], 9, int) == [[3, 3, 3]]
     assert runs_within([3, 3, 3, 2], 6, int) == [[3, 3], [3, 2]]
     assert runs_within([9, 1, 9, 1], 2, int) == [[9], [1], [9], [1]]
-    small, large = (row_bytes(ROWS["hub-shm"], 4, None, models) for models in (0, 100))
-    assert large - small == (4 + 2) * 100, "each rank and each shard has them"
+    small, large = (row_bytes(ROWS["hub-shm"], 4, None, nbytes) for nbytes in (0, 100 << 20))
+    assert large - small > (4 + 2) * (100 << 20), "each rank and each shard has the model more than once"
+    assert row_bytes(ROWS["hub-shm"], 4, None, 100 << 20, trains=True) > large
 
 
 def test_cases_are_read_and_the_standard_ones_are_cases() -> None:
@@ -88,7 +89,6 @@ def test_a_killed_process_of_any_row_ends_the_wait_for_a_member(tmp_path: Path) 
         processes.start("another row", ["sh", "-c", "kill -9 $$"])
         with pytest.raises(ProcessFailed, match=r"another row was killed by signal 9 \(SIGKILL\)"):
             team.turn(1)
-        team.dismiss()
         silent.close()
 
 

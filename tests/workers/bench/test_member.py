@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hubring.ps.core.errors import ConnectionLost
+from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded
 from hubring.workers.bench.job import BenchJob, MemberLine
 from hubring.workers.bench.member import (
     OPTIMIZERS,
@@ -227,13 +227,13 @@ def test_members_begin_and_end_a_step_together_once_the_device_has_done_it(pair:
     member.start()
     bench.tell("2 together")
     for said, awaited in [("ready", 1), ("stepped", 2), ("ready", 3), ("stepped", 4)]:
-        assert bench.hear() == said
+        assert bench.hear(5) == said
         assert (len(side.device.log), len(side.device.waits)) == (awaited // 2, awaited)
         bench.tell("go")
-    reply = json.loads(bench.hear())
+    reply = json.loads(bench.hear(5))
     assert (len(reply["seconds"]), reply["wrong"]) == (2, 0)
     bench.tell("3 alone")
-    assert len(json.loads(bench.hear())["seconds"]) == 3
+    assert len(json.loads(bench.hear(5))["seconds"]) == 3
     bench.close()
     member.join(5)
     assert not member.is_alive()
@@ -247,9 +247,14 @@ def test_only_a_gpu_is_awaited(device: str, waits: int, monkeypatch: pytest.Monk
     assert len(calls) == waits
 
 
+def test_a_line_tells_of_silence(pair: Pair) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
+        pair[0].hear(0.01)
+
+
 def test_a_line_tells_of_its_end(pair: Pair) -> None:
     pair[1].close()
     with pytest.raises(ConnectionLost):
-        pair[0].hear()
+        pair[0].hear(5)
     with pytest.raises(ConnectionLost):
         pair[0].tell("anything")

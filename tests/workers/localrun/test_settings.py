@@ -53,17 +53,16 @@ def test_workers_read_settings_from_variables_too() -> None:
     assert (config.aggregate, config.timeout) == (True, 9.0)
 
 
+RING = {"topology": "ring"}
+
+
 @pytest.mark.parametrize(
     ("given", "variables", "told"),
     [
         ({}, {"PS_MODE": "async"}, "PS_MODE='async' in the environment: expected one of bsp, asp"),
         ({}, {"PS_STANDBY": "1"}, "Unset PS_STANDBY, or use ps-server start --standby 1"),
-        (
-            {"topology": "ring"},
-            {"PS_COLOCATE": "1"},
-            "PS_COLOCATE=1 is for a hub, but the job has --topology ring",
-        ),
-        ({"topology": "ring", "aggregate": True}, {}, "--aggregate requires --topology hub"),
+        (RING, {"PS_COLOCATE": "1"}, "PS_COLOCATE=1 is for a hub, but the job has --topology ring"),
+        ({**RING, "aggregate": True}, {}, "--aggregate requires --topology hub"),
     ],
 )
 def test_an_invalid_setting_is_named(given: dict[str, object], variables: dict[str, str], told: str) -> None:
