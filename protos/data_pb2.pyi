@@ -418,11 +418,14 @@ class Push(_message.Message):
     ABSENT_FIELD_NUMBER: _builtins.int
     DIFFERENCES_FIELD_NUMBER: _builtins.int
     COVERS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     key: _builtins.int
     clock: _builtins.int
     """steps that this sender completed on this key"""
     absent: _builtins.bytes
     """A bit for each parameter in the slice, the lowest first: set if it has no gradient. It holds zeros then."""
+    weight: _builtins.float
+    """of the gradient in the round's mean; absent: 1"""
     @_builtins.property
     def hyper(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
@@ -442,12 +445,15 @@ class Push(_message.Message):
         absent: _builtins.bytes = ...,
         differences: Global___Differences | None = ...,
         covers: _abc.Iterable[Global___Cover] | None = ...,
+        weight: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["differences", b"differences"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "differences", b"differences", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "clock", b"clock", "covers", b"covers", "differences", b"differences", "hyper", b"hyper", "key", b"key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "absent", b"absent", "clock", b"clock", "covers", b"covers", "differences", b"differences", "hyper", b"hyper", "key", b"key", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___Push: _TypeAlias = Push  # noqa: Y015
 

@@ -217,6 +217,7 @@ class KVClient:
         absent: tuple[int, ...] = (),
         on_absent: OnAbsent | None = None,
         covers: Sequence[Sender] = (),
+        weight: float | None = None,
     ) -> None:
         """Pushes a gradient and reads the parameters.
 
@@ -232,9 +233,10 @@ class KVClient:
             absent: Which of the slice's parameters have no gradient, as ascending indices.
             on_absent: Receives those that no contributor of the round had a gradient for.
             covers: The other workers whose gradients are in the sum.
+            weight: The gradient's in the mean; None counts as 1.
         """
         number = next(self._numbers)
-        message = push.header.message(number, self.clock(push.header.key), hyper, absent, covers)
+        message = push.header.message(number, self.clock(push.header.key), hyper, absent, covers, weight)
         settle = partial(self._take_pushed, shard, push.into, decode, on_absent)
         call = Inflight(number, shard, message, push.landing, settle, work, push.header.nbytes)
         self._connections.submit(call)

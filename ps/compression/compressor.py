@@ -79,6 +79,29 @@ def mean_into(
         out.div_(count)
 
 
+def weighted_mean_into(
+    out: Tensor,
+    codec: Compressor | None,
+    gradients: Sequence[Tensor | Coded],
+    scratch: Tensor,
+    weights: Sequence[float | None],
+) -> None:
+    """Writes the sum of gradients times their weights, divided by the sum of the weights, to `out`.
+
+    See `mean_into` for the arguments. Without a codec, gradients are plain. No weight counts as 1.
+    """
+    numbers = [1.0 if weight is None else weight for weight in weights]
+    whole = sum(numbers) or 1.0
+    out.zero_()
+    for gradient, weight in zip(gradients, numbers, strict=True):
+        if isinstance(gradient, Coded):
+            assert codec is not None, "the store refuses it"
+            decoded = scratch[: out.numel()]
+            codec.decode(gradient.payload, decoded)
+            gradient = decoded
+        out.add_(gradient, alpha=weight / whole)
+
+
 class ErrorFeedback:
     """Encodes one flat tensor per step (Seide et al. 2014; Karimireddy et al. 2019).
 

@@ -111,6 +111,8 @@ class Push(KeyRequest):
     `covers` are other workers in bsp whose gradients of this clock are in `gradient`, a sum. The push counts
     for all of them, and `absent` is what all of them lack. If a covered worker also pushes its own gradient,
     that is not added, unless the sender is lost before the round closes.
+
+    `weight` is the gradient's in the round's mean, at least 0; None counts as 1.
     """
 
     clock: int
@@ -118,6 +120,7 @@ class Push(KeyRequest):
     hyper: StepHyper = field(default_factory=dict)
     absent: tuple[int, ...] = ()
     covers: tuple[Sender, ...] = ()
+    weight: float | None = None
 
 
 @dataclass(slots=True)

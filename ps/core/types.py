@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from hubring.ps.core.errors import ConfigError
 
-PROTOCOL = 17
+PROTOCOL = 18
 """Protocol version. Increase it when an older peer could misunderstand a newer one."""
 
 MAX_WORLD_SIZE = 4096

@@ -211,8 +211,8 @@ class KeyEntry:
             excused = set(ranks) if self.averages else self.late | self._idle()
             self.apply_writes(ranks, excused)
         absent = _absent(contributions) if contributions[0].push.absent else ()
-        gradients = self._plain(contributions, scratch, count)
-        return Round(contributions, gradients, 1 if self.codec else count, absent, excused)
+        gradients, count = self._plain(contributions, scratch, count)
+        return Round(contributions, gradients, count, absent, excused)
 
     def apply(self, done: ClosedRound, scratch: Tensor) -> None:
         """Applies a round that this key's primary closed. `scratch` is as in `gather`."""
@@ -278,14 +278,21 @@ class KeyEntry:
         """Returns the parameter that contains one element of the values."""
         return next(self.tensors[part.position] for part in self.parts if index < part.in_slice.stop)
 
-    def _plain(self, contributions: Sequence[Contribution], scratch: Tensor, count: int) -> list[Tensor]:
-        """Returns uncompressed gradients unchanged, or the mean of compressed gradients."""
+    def _plain(
+        self, contributions: Sequence[Contribution], scratch: Tensor, count: int
+    ) -> tuple[list[Tensor], int]:
+        """Returns gradients and what their sum is divided by; of compressed or weighted ones the mean."""
         gradients = list(map(attrgetter("gradient"), contributions))  # the store refuses the other form
-        if self.codec is None:
-            return gradients
+        weights = list(map(_WEIGHT, contributions))
+        weighted = weights.count(None) < len(weights) > 1
+        if self.codec is None and not weighted:
+            return gradients, count
         mean, spare = scratch[: self.values.numel()], scratch[self.values.numel() :]
-        compressor.mean_into(mean, self.codec, gradients, spare, count)
-        return [mean]
+        if weighted:
+            compressor.weighted_mean_into(mean, self.codec, gradients, spare, weights)
+        elif self.codec is not None:
+            compressor.mean_into(mean, self.codec, gradients, spare, count)
+        return [mean], 1
 
     def settle(self, push: Push, tickets: list[Ticket], settled: Settled) -> None:
         """Records that a push is over and that its sender now waits to read."""
@@ -383,6 +390,7 @@ class KeyEntry:
 
 
 _COVERS = attrgetter("push.covers")
+_WEIGHT = attrgetter("push.weight")
 
 
 def _absent(contributions: Sequence[Contribution]) -> tuple[int, ...]:

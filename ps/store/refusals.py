@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from math import inf
 from typing import TYPE_CHECKING
 
 from hubring.ps.compression.gpu_tensor import is_placed
@@ -78,6 +79,8 @@ def _unfit_push(entry: KeyEntry, push: Push) -> Refusal | None:
         refusal = _misplaced(entry, push)
     if refusal is None and not entry.initialised:
         refusal = _no_values(entry)
+    if refusal is None and push.weight is not None and not 0 <= push.weight < inf:
+        refusal = Refusal(Code.BAD_REQUEST, f"rank {push.sender.rank} sent a weight of {push.weight}")
     if refusal is None and push.hyper != entry.optimizer.checked:
         try:
             entry.optimizer.check(push.hyper)

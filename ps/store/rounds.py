@@ -161,8 +161,9 @@ class PushRounds:
         if len(gradients) > 1:
             return sums(gradients, replica.allocate(scratch[: entry.values.numel()]))
         total = sums(gradients, gradients[0])
-        # The mean of compressed gradients is in the scratch memory of the store.
-        return total if entry.codec is None else replica.allocate(total).copy_(total)
+        # A mean is in the scratch memory of the store.
+        in_scratch = total.data_ptr() == scratch.data_ptr()
+        return replica.allocate(total).copy_(total) if in_scratch else total
 
     def _count(self, entry: KeyEntry, before: int, contributors: Collection[Contributor]) -> None:
         ranks: tuple[int, ...] = ()

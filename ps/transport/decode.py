@@ -171,7 +171,8 @@ def _request(header: pb.Header, message: Message) -> Request | Probe:
             gradient = _gradient(header, message)
             absent = _indices(push.absent) if push.absent else ()
             covers = tuple(map(_sender, push.covers)) if push.covers else ()
-            return Push(sender, push.key, push.clock, gradient, _hyper(push), absent, covers)
+            weight = push.weight if push.HasField("weight") else None
+            return Push(sender, push.key, push.clock, gradient, _hyper(push), absent, covers, weight)
         case "contribute":
             part, call = header.contribute, _call(header)
             optional = call.collective is Collective.BROADCAST

@@ -78,6 +78,7 @@ class PushHeader:
         self._payload = _pack(self._header, gradient).payload
         self.nbytes = self._header.payload_bytes
         self._hyper: StepHyper | None = None
+        self._weight: float | None = None
 
     def message(
         self,
@@ -86,6 +87,7 @@ class PushHeader:
         hyper: StepHyper,
         absent: Sequence[int] = (),
         covers: Sequence[Sender] = (),
+        weight: float | None = None,
     ) -> Message:
         """Encodes a push. Raises as `encode_request`. See `Push` for the other arguments.
 
@@ -95,6 +97,7 @@ class PushHeader:
             hyper: Does not change: other hyperparameters are another object.
             absent: Which parameters have no gradient.
             covers: Other workers whose gradients are in the sum.
+            weight: The gradient's in the mean.
         """
         header, push = self._header, self._header.push
         header.request, push.clock, push.absent = number, clock, _bitmap(absent) if absent else b""
@@ -107,6 +110,11 @@ class PushHeader:
             push.ClearField("covers")
             for rank, incarnation in covers:
                 push.covers.add(rank=rank, incarnation=incarnation.to_bytes(INCARNATION_BYTES))
+        if weight != self._weight:
+            push.ClearField("weight")
+            if weight is not None:
+                push.weight = weight
+            self._weight = weight
         return _message(header, self._payload, self.key)
 
 
@@ -123,7 +131,8 @@ def encode_request(request: Request | Probe, number: int, stream: bytes = b"") -
     """
     if isinstance(request, Push):
         push = PushHeader(request.sender, request.key, request.gradient)
-        return push.message(number, request.clock, request.hyper, request.absent, request.covers)
+        also = request.absent, request.covers, request.weight
+        return push.message(number, request.clock, request.hyper, *also)
     rank, incarnation = request.sender
     wired = incarnation.to_bytes(INCARNATION_BYTES)
     header = pb.Header(request=number, rank=rank, incarnation=wired, stream=stream)

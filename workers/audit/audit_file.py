@@ -96,6 +96,7 @@ class AuditStep(Struct, frozen=True, array_like=True, tag="step"):
         moved: Whether other elements than the recorded ones changed since the last step.
         state: The optimizer's state before the step, of each element by its name; NaN: none. Only in steps
             of other elements (`hubring.workers.audit.rotating_elements`).
+        weight: What this rank's gradients count in the mean.
     """
 
     trainer: int
@@ -117,6 +118,7 @@ class AuditStep(Struct, frozen=True, array_like=True, tag="step"):
     still: list[tuple[int, int]] = []
     moved: bool = False
     state: dict[str, Content] = {}
+    weight: float = 1.0
 
 
 class AuditFile:

@@ -200,6 +200,8 @@ class StepTap:
         hashes = None if self.samples is None else self.samples.take(evaluates=self._script_inside)
         known = frozenset(self._known)
         same = {"step": self.steps, "divisor": self._divisor, "script_inside": self._script_inside}
+        if (weight := getattr(self.trainer, "weight", None)) is not None:
+            same["weight"] = weight
         step = self._fixed.step(
             known,
             self._last_after,

@@ -46,6 +46,7 @@ class Bucket:
         presence: Where all ranks' gradients are summed in place, one number per parameter behind the
             gradients, which is not zero if some rank has a gradient; and at the end a number that is not zero
             if some rank is in an even step, and one for an odd step. So it does not matter how sums round.
+        weight: What this rank's gradients count in the mean; None: 1.
         shown: Shows `gradients` as every `parameter.grad`.
         stage: Moves the bucket between the parameters' device and host memory; None on the CPU.
     """
@@ -70,6 +71,7 @@ class Bucket:
         self.spec = spec
         self.parameters = tuple(parameters)
         self.absent: frozenset[int] = frozenset()
+        self.weight: float | None = None
         self._moved: dict[int, torch.Tensor] = {}
         """Parameters whose memory is the script's, by position: what the script has seen of them last."""
         self._looks = 0

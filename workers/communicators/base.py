@@ -171,6 +171,8 @@ class Communicator(ABC):
     """Whether adjacent buckets are faster as one exchange. Ranks must then join the same buckets."""
     sums_presence: ClassVar[bool] = False
     """Whether `Bucket.presence` travels with gradients. Otherwise the communicator sets `Bucket.absent`."""
+    weighs: ClassVar[bool] = False
+    """Whether `push_pull` weighs gradients by `Bucket.weight`."""
     lockstep: bool = True
     """Whether every rank takes every step, so that ranks can run a collective in each step."""
     registry: object | None = None

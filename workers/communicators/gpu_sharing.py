@@ -83,11 +83,15 @@ class PlacedBucket:
             landing = allocate(MAX_BYTES, torch.uint8)
             self._slices.append(_PlacedSlice(piece, parts, gradient, landing, target[part]))
 
-    def push_pull(self, what: str, client: KVClient, hyper: StepHyper, absent: Absence | None) -> Work:
+    def push_pull(
+        self, what: str, client: KVClient, hyper: StepHyper, absent: Absence | None, weight: float | None
+    ) -> Work:
         """Starts the exchange. When the work is done, call `Bucket.arrive`."""
-        return self._stage.in_place(what, lambda: self._start(what, client, hyper, absent))
+        return self._stage.in_place(what, lambda: self._start(what, client, hyper, absent, weight))
 
-    def _start(self, what: str, client: KVClient, hyper: StepHyper, absent: Absence | None) -> Work:
+    def _start(
+        self, what: str, client: KVClient, hyper: StepHyper, absent: Absence | None, weight: float | None
+    ) -> Work:
         work = Work(what, len(self._slices))
         with client.batched():
             for own in self._slices:
@@ -100,6 +104,7 @@ class PlacedBucket:
                     partial(self._copy_in, own.target),
                     lacks,
                     None if absent is None else absent.on_reply(own.parts, lacks),
+                    weight=weight,
                 )
         return work
 

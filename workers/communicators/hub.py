@@ -57,6 +57,7 @@ class PSCommunicator(Communicator):
     """
 
     topology = "hub"
+    weighs = True
 
     def __init__(
         self,
@@ -191,7 +192,8 @@ class PSCommunicator(Communicator):
         name = self._rounds.get(bucket) if self._rounds else None
         absent = Absence(bucket, reports=self.steps_on == "worker") if bucket.absent else None
         if index in self._placed and name is None:
-            return self._placed[index].push_pull(exchange_name(index), self._client, hyper, absent)
+            placed, what = self._placed[index], exchange_name(index)
+            return placed.push_pull(what, self._client, hyper, absent, bucket.weight)
 
         if bucket.stage is None:
             return self._start(bucket, name, hyper, absent)
@@ -202,7 +204,7 @@ class PSCommunicator(Communicator):
         """Starts the exchange of gradients in host memory, as a collective if it has a name."""
         if name is not None:
             return start_mean(self, name, bucket, bucket.host_gradients)
-        index = bucket.spec.index
+        index, weight = bucket.spec.index, bucket.weight
         low_rank = self._low_rank.get(index)
         if low_rank is not None:
             phases = low_rank.phases
@@ -210,18 +212,19 @@ class PSCommunicator(Communicator):
             return low_rank.exchange(
                 bucket.host_gradients,
                 lambda n: self._exchange.push_pull(
-                    first + n, phases[n], phases[n], hyper, None if n else absent
+                    first + n, phases[n], phases[n], hyper, None if n else absent, weight=weight
                 ),
                 lambda: bucket.absent,
             )
         gradients = bucket.host_gradients
         into = gradients if self.steps_on == "worker" else bucket.host_values
-        if self._level is not None and self._exchange.slices[index]:
+        if self._level is not None and weight is None and self._exchange.slices[index]:
             reports = self.steps_on == "worker"
             started = self._level.push_pull(self._exchange, bucket, into, hyper, absent, reports=reports)
             if started is not None:
                 return started
-        return self._exchange.push_pull(index, gradients, into, hyper, absent, waits=self.waits_soon)
+        waits = self.waits_soon
+        return self._exchange.push_pull(index, gradients, into, hyper, absent, waits=waits, weight=weight)
 
     def gradients_moved(self, buckets: Sequence[Bucket]) -> None:
         if self._placed:

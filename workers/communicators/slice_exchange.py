@@ -244,11 +244,13 @@ class SliceExchange:
         waits: bool = False,
         slices: Sequence[Slice] | None = None,
         covers: Sequence[Sender] = (),
+        weight: float | None = None,
     ) -> Work:
         """Starts the exchange of one bucket's flat gradients; the answer lands in `into`.
 
         Without `absent`, every parameter has a gradient. `waits` is `Communicator.waits_soon`. With `slices`,
-        only these are exchanged. With `covers`, the gradients are sums with those of these workers.
+        only these are exchanged. With `covers`, the gradients are sums with those of these workers. `weight`
+        is as in `Bucket`.
         """
         slices = self.slices[index] if slices is None else slices
         work = Work(exchange_name(index), len(slices), self._client.attend)
@@ -273,7 +275,8 @@ class SliceExchange:
                     target, decode = self._target(coder, into[part])
                     push = self._client.prepare(piece.key, gradient, target)
                 own = of_slice(hyper, self._parts[piece.key]) if isinstance(hyper, HyperTable) else hyper
-                self._client.push_pull(piece.shard, push, own, work, decode, lacks, on_absent, covers)
+                also = lacks, on_absent, covers, weight
+                self._client.push_pull(piece.shard, push, own, work, decode, *also)
         return work
 
     def _prepared(self, piece: Slice, gradients: Tensor, into: Tensor) -> PreparedPush:
@@ -323,6 +326,8 @@ def start_mean(communicator: Communicator, name: str, bucket: Bucket, gradients:
         bucket: The bucket, sealed.
         gradients: Its flat gradients, on the device or in host memory, which the mean overwrites.
     """
+    if bucket.weight is not None:
+        gradients.mul_(share(communicator, bucket.weight, f"{name}: weight"))
     present = torch.tensor(
         [position not in bucket.absent for position in range(len(bucket.spec.tensors))],
         dtype=torch.uint8,
@@ -343,6 +348,16 @@ def start_mean(communicator: Communicator, name: str, bucket: Bucket, gradients:
     for work in works:
         work.when_done(lambda one: whole.fail(one.error) if one.error else whole.complete_part())
     return whole
+
+
+def share(communicator: Communicator, weight: float, name: str) -> float:
+    """Returns by what this rank's gradients must be multiplied, so that their plain mean is weighted.
+
+    Every rank calls it, with one name: it is a collective, which adds the ranks' weights.
+    """
+    own = torch.tensor([weight], dtype=torch.float64, device="cpu")
+    whole = communicator.collective(Call(Collective.ALLREDUCE, name, ReduceOp.SUM), own).get().item()
+    return weight * communicator.size / whole if whole else 0.0
 
 
 def _land(part: Tensor, came: Sequence[Tensor]) -> Tensor:

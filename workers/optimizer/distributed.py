@@ -48,11 +48,13 @@ class DistributedOptimizer(OptimizerWrapper):
     ranks, as in DDP. With a `GradScaler`, all ranks skip a step that one rank must skip; on an asynchronous
     hub each rank skips on its own. On a hub each rank has its own loss scale.
 
-    All ranks have the same weight. If batch sizes differ, multiply each rank's mean loss by
-    `its samples * size / all samples`. Buffers are copied from rank 0 once, in the constructor.
-    After that BatchNorm uses each rank's own batch and running statistics, as in DDP without
-    SyncBatchNorm.
+    All ranks count equally in the mean, unless the script sets `weight`. Buffers are copied from rank 0
+    once, in the constructor. After that BatchNorm uses each rank's own batch and running statistics, as in
+    DDP without SyncBatchNorm.
     """
+
+    weight = property(stepping.weight_of, stepping.weigh)
+    """What this rank's gradients count in the mean; see `hubring.workers.optimizer.stepping.weight_of`."""
 
     # GradScaler then leaves unscaling and skipping to step(), which asks the other ranks.
     _step_supports_amp_scaling = True
@@ -385,7 +387,7 @@ class DistributedOptimizer(OptimizerWrapper):
             self.settle()  # with cross_barrier
             rank_checks.check_same_parameters(self._trained.trained(), self._communicator, self.wrapped)
         if self._first_batch is not None:
-            self._first_batch.compare()
+            self._first_batch.compare(weighted=self.weight is not None)
             self._first_batch = None
         if not self._asked:
             self._asked = True

@@ -94,14 +94,19 @@ class FirstBatch:
         self._rows = self._digest = _UNSEEN
         self._hook = model.register_forward_pre_hook(ModuleHook(self._note), with_kwargs=True)
 
-    def compare(self) -> None:
-        """Warns on rank 0 if the batches are the same or of different sizes. All ranks must call it.
+    def compare(self, *, weighted: bool) -> None:
+        """Warns on rank 0 if the batches are the same, or of different sizes and not `weighted`.
 
-        It waits for no other rank: one that joins a running job never calls it.
+        All ranks must call it. It waits for no other rank: one that joins a running job never calls it.
         """
         self._hook.remove()
         rank, own = self._communicator.rank, [self._rows, self._digest]
-        start_extremes(own, "first batch", self._communicator, lambda *both: None if rank else _warn(*both))
+
+        def warn(least: list[int], most: list[int]) -> None:
+            if not rank:
+                _warn(least, most, weighted=weighted)
+
+        start_extremes(own, "first batch", self._communicator, warn)
 
     def _note(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not torch.is_grad_enabled() or self._rows != _UNSEEN:
@@ -136,15 +141,14 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _warn(least: list[int], most: list[int]) -> None:
+def _warn(least: list[int], most: list[int], *, weighted: bool) -> None:
     (smallest, first), (largest, last) = least, most
     if smallest == _UNSEEN:
         return
-    if smallest != largest:
+    if smallest != largest and not weighted:
         log.warning(
-            "the ranks' first batches have %d to %d rows, and all ranks have the same weight: multiply"
-            " each"
-            " rank's mean loss by its rows * size / all rows, or use batches of one size",
+            "the ranks' first batches have %d to %d rows, and all ranks count equally: set optimizer.weight"
+            " to each rank's rows before backward, or use batches of one size",
             smallest,
             largest,
         )

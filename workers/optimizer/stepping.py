@@ -140,6 +140,35 @@ def habit(optimizer: Optimizer, reducer: Reducer, *, runs_code: bool) -> str:
     return ""
 
 
+def weight_of(optimizer: Any) -> float | None:
+    """What this rank's gradients count in the mean: how many samples or tokens they are a mean of.
+
+    The mean is the sum of the ranks' gradients times their weights, divided by the sum of the weights. Set it
+    on all ranks, before the backward whose gradients are sent; it stays until it is set again. None: all
+    ranks count equally. A rank in `join()` has the weight 0. On an asynchronous hub it changes nothing, since
+    each gradient is applied alone.
+
+    Raises:
+        ConfigError: It is not a finite number above 0, or this step's gradients were sent.
+    """
+    return optimizer._trained.reducer.exchange.weight  # type: ignore[no-any-return]
+
+
+def weigh(optimizer: Any, weight: float | Tensor) -> None:
+    """Sets `weight_of` an optimizer."""
+    number, reducer = float(weight), optimizer._trained.reducer
+    if not 0 < number < math.inf:
+        raise ConfigError(
+            f"optimizer.weight is {number:g}; it must be a finite number above 0, such as this rank's number"
+            " of samples or tokens"
+        )
+    if reducer.awaits_step:
+        raise ConfigError(
+            "optimizer.weight was set after the gradients of this step were sent: set it before backward"
+        )
+    reducer.exchange.weight = number
+
+
 class UnevenInputs:
     """Asks all ranks, and copies hyperparameters to ranks without a batch.
 
@@ -151,6 +180,8 @@ class UnevenInputs:
     def __init__(self, communicator: Communicator, optimizer: Optimizer) -> None:
         self._communicator = communicator
         self._optimizer = optimizer
+        self._weight: float | None = None
+        """This rank's while it has a batch."""
 
     def any_trains(self, reducer: Reducer, *, trains: bool) -> bool:
         """Whether some rank has a batch: before the hub steps, or after the mean where workers step.
@@ -168,8 +199,12 @@ class UnevenInputs:
                 "uneven=True does not support GradScaler, because a rank in join() has no scaler:"
                 " remove uneven=True or the GradScaler"
             )
+        exchange = reducer.exchange
+        self._weight = exchange.weight or self._weight
+        if not trains and self._weight:
+            exchange.weight = 0.0
         if not reducer.on_server:
-            reducer.exchange.finish()
+            exchange.finish()
         groups = self._optimizer.param_groups  # load_state_dict replaces them
         places = [
             (group, name, own)
@@ -182,7 +217,9 @@ class UnevenInputs:
         some, *numbers = allreduce(
             asked, ReduceOp.MAX, "step.trains", communicator=self._communicator
         ).tolist()
-        if some and not trains:
+        if not some:
+            exchange.weight = self._weight
+        elif not trains:
             for (group, name, own), number in zip(places, numbers, strict=True):
                 if isinstance(group[name], Tensor):
                     group[name].fill_(number)

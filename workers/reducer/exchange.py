@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
-import torch
 from torch.autograd.graph import increment_version
 
 from hubring.ps.core.errors import ConfigError
@@ -28,6 +27,7 @@ from hubring.workers.buckets.bucket import Bucket
 from hubring.workers.buckets.bucketing import Kind, join, kind_of, move_gradients
 from hubring.workers.buckets.value_memory import Look, nothing
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.slice_exchange import share
 from hubring.workers.reducer.groups import ParameterGroups
 from hubring.workers.runtime.training_record import FlightRecorder
 
@@ -92,6 +92,7 @@ class Exchange:
         seconds: Seconds so far that training spent sending buckets and waiting for exchanges.
         steps: Completed steps.
         timeout: Seconds that one step's exchange may take; None: no limit.
+        weight: What this rank's gradients count in the mean of the next exchange; None: 1.
         crosses: Whether a step may leave its exchange in flight.
         begun: Whether some bucket of this step was sent.
         complete: Whether every bucket of this step was sent.
@@ -108,6 +109,8 @@ class Exchange:
         self.seconds = 0.0
         self.steps = 0
         self.timeout: float | None = None
+        self.weight: float | None = None
+        self._share = 1.0
         self.crosses = False
         self.on_server = communicator.steps_on == "server"
         self.groups = groups
@@ -126,11 +129,6 @@ class Exchange:
         self._left: dict[Bucket, _Sent] = {}
         self._then: OnSettled = lambda _: None
 
-    @property
-    def devices(self) -> set[torch.device]:
-        """The CUDA devices that hold gradients."""
-        return {bucket.gradients.device for bucket in self.buckets if bucket.gradients.is_cuda}
-
     # What is sent, in which order.
 
     def add(self, buckets: list[Bucket], part: int) -> None:
@@ -147,6 +145,7 @@ class Exchange:
         self._ready |= other._ready
         self.seconds += other.seconds
         self.steps = max(self.steps, other.steps)
+        self.weight = other.weight if self.weight is None else self.weight
         sent = self._groups[: self._sent] + other._groups[: other._sent]
         self._set_groups(sent, self._groups[self._sent :] + other._groups[other._sent :])
 
@@ -166,14 +165,6 @@ class Exchange:
     def _grouped(self, part: int) -> list[BucketGroup]:
         joined = self._communicator.joins
         return bucket_groups(self.parts[part], self._group_bytes, joined=joined, part=part)
-
-    def sizes(self, sizes: Iterable[int]) -> list[int]:
-        """Returns the sizes that give different groups; of sizes that give the same groups, the first."""
-        cuts: dict[tuple[int, ...], int] = {}
-        for nbytes in sizes:
-            parts = [bucket_groups(part, nbytes, joined=False) for part in self.parts.values()]
-            cuts.setdefault(tuple(len(group.buckets) for part in parts for group in part), nbytes)
-        return list(cuts.values())
 
     def group(self, nbytes: int) -> None:
         """Sends groups of up to `nbytes` from the next step on. Ranks of a ring must use the same size."""
@@ -261,6 +252,8 @@ class Exchange:
         began = time.monotonic_ns()
         for bucket in group.buckets:
             bucket.seal(self.groups.left_out(bucket) if self.on_server else frozenset(), self.steps)
+            if self.weight is not None or bucket.weight is not None:
+                self._weigh(bucket)
         self._count_sent(self._sent + 1)
         self._communicator.waits_soon = self.complete and self._waits and not self.crosses
         # Where workers step, the hub compares the steps; a ring compares the parity in Bucket.presence.
@@ -275,6 +268,14 @@ class Exchange:
         self.seconds += (ended - began) / 1e9
         if self._recorder is not None:
             self._recorder.waited(began, ended, "send")
+
+    def _weigh(self, bucket: Bucket) -> None:
+        bucket.weight = self.weight
+        if self.weight is None or self._communicator.weighs:
+            return
+        if not self.begun:
+            self._share = share(self._communicator, self.weight, "weight of gradients")
+        bucket.gradients.data.mul_(self._share)  # no change by the script
 
     def skip(self) -> None:
         """Sends nothing in this step: the gradients are means already."""

@@ -63,6 +63,7 @@ class FirstMeans:
         self._own.clear()
         for bucket in self._exchange.buckets:
             bucket.seal()
+            bucket.weight = self._exchange.weight
             if is_whole:
                 self._own[bucket] = _Own(bucket.gradients.clone(), bucket.shown.missing())
             name = f"first gradients {bucket.spec.index}"

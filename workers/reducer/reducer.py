@@ -226,6 +226,11 @@ class Reducer:
 
     # Turns.
 
+    @property
+    def awaits_step(self) -> bool:
+        """Whether gradients were sent that no optimizer has stepped with."""
+        return self.exchange.begun and not self._stepped
+
     def begin_turn(self) -> None:
         """Prepares for the next gradients. Raises as `Exchange.reset`, or `passes.refused`."""
         if self.passes.refused is not None:

@@ -18,7 +18,7 @@ import torch
 from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.timing import fastest
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.reducer.exchange import Exchange
+from hubring.workers.reducer.exchange import Exchange, bucket_groups
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Tuner:
         self._exchange = exchange
         self._timeout = timeout
         self._ended: float | None = None
-        sizes = exchange.sizes(SIZES) if communicator.tunable else []
+        sizes = sizes_of(exchange) if communicator.tunable else []
         self._tuning = Tuning(sizes, self._agree) if len(sizes) > 1 else None
         if sizes:
             exchange.group(sizes[0])
@@ -113,8 +113,9 @@ class Tuner:
 
     def _now(self) -> float:
         """Returns the time once devices have finished their queues; the time to launch kernels is small."""
-        for device in self._exchange.devices:
-            torch.cuda.synchronize(device)
+        for device in {bucket.gradients.device for bucket in self._exchange.buckets}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         return time.monotonic()
 
     def _agree(self, seconds: list[float]) -> list[float]:
@@ -123,6 +124,15 @@ class Tuner:
         own = torch.tensor(seconds, dtype=torch.float64, device="cpu")
         call = Call(Collective.ALLREDUCE, "tuning", ReduceOp.MAX)
         return [float(each) for each in self._communicator.collective(call, own).get(self._timeout)]
+
+
+def sizes_of(exchange: Exchange) -> list[int]:
+    """Returns the sizes that give different groups; of sizes that give the same groups, the first."""
+    cuts: dict[tuple[int, ...], int] = {}
+    for nbytes in SIZES:
+        parts = [bucket_groups(part, nbytes, joined=False) for part in exchange.parts.values()]
+        cuts.setdefault(tuple(len(group.buckets) for part in parts for group in part), nbytes)
+    return list(cuts.values())
 
 
 def _mib(nbytes: int) -> str:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from math import inf, nan
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubring.ps.core.messages import Pull
+from hubring.ps.core.messages import Code, Pull, Refusal
 from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency, by_name
-from tests.support.store import ADD, answered, hub, parameters, push, sender, values_of
+from tests.support.replicated import Recorder
+from tests.support.store import (
+    ADD,
+    answered,
+    coded_push,
+    hub,
+    parameters,
+    push,
+    refusal_of,
+    sender,
+    values_of,
+)
 
 
 def test_asp_applies_on_arrival_and_counts_staleness() -> None:
@@ -100,3 +113,54 @@ def test_a_name_with_its_constants_makes_the_rule() -> None:
     assert by_name("asp") == ASP()
     assert by_name("ssp", staleness=3) == SSP(3)
     assert by_name("backup", backup=1) == BackupWorkers(1)
+
+
+# Weights.
+
+
+@pytest.mark.parametrize(("optimizer", "codec"), [("SGD", ""), ("SGD", "bf16"), ("", "")])
+def test_a_round_has_the_weighted_mean_also_on_a_standby_and_after_a_retry(
+    optimizer: str, codec: str
+) -> None:
+    (primary, standby), recorder = (
+        [hub(BSP(), 3, optimizer=optimizer, codec=codec) for _ in range(2)],
+        Recorder(),
+    )
+    primary.replicate(recorder)
+    hyper = ADD if optimizer else {}
+    for clock in range(2):
+        for rank, weight in enumerate((6.0, None, 1.0)):  # none counts as 1
+            gradient = torch.full((4,), float(2**rank))
+            made = coded_push(rank, clock, gradient, hyper=hyper, name=codec) if codec else None
+            sent = replace(made or push(rank, clock, gradient, hyper=hyper), weight=weight)
+            for _ in range(2):
+                primary.handle(sent, rank)
+    for change in recorder.sent:
+        change(standby)
+    mean = (6 + 2 + 4) / 8
+    assert (
+        parameters(primary).tolist() == parameters(standby).tolist() == [mean * (2 if optimizer else 1)] * 4
+    )
+    assert primary.stats().duplicates == 6
+
+
+def test_of_a_round_with_backup_workers_the_weights_of_those_count_that_are_in_it() -> None:
+    store = hub(BackupWorkers(1), 3)
+    store.handle(replace(push(0, 0, torch.full((4,), 1.0)), weight=3.0), "a")
+    store.handle(replace(push(2, 0, torch.full((4,), 5.0)), weight=1.0), "c")
+    store.handle(replace(push(1, 0, torch.full((4,), 99.0)), weight=9.0), "b")
+    assert parameters(store).tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize("consistency", [ASP(), SSP(1)])
+def test_a_gradient_that_is_applied_alone_has_no_weight(consistency: Consistency) -> None:
+    store = hub(consistency, 2)
+    store.handle(replace(push(0, 0, torch.full((4,), 0.1)), weight=7.0), "a")
+    assert parameters(store).tolist() == torch.full((4,), 0.1).tolist()
+
+
+@pytest.mark.parametrize("weight", [-1.0, inf, nan])
+def test_a_push_with_no_possible_weight_is_refused(weight: float) -> None:
+    store = hub(BSP(), 2)
+    refusal = refusal_of(store.handle(replace(push(1, 0), weight=weight), "a"))
+    assert refusal == Refusal(Code.BAD_REQUEST, f"rank 1 sent a weight of {weight}")

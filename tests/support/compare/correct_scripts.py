@@ -85,8 +85,8 @@ def overflowing(training: Training, inputs: Tensor, labels: Tensor) -> None:
 
 def weighted(training: Training, inputs: Tensor, labels: Tensor) -> Tensor:
     """Gives each sample the same weight if ranks have different numbers of them."""
-    whole = 12 if training.number % 5 else 7
-    return training.loss(inputs, labels) * len(inputs) * training.communicator.size / whole
+    training.optimizer.weight = len(inputs)
+    return training.loss(inputs, labels)
 
 
 def through_closure(training: Training, inputs: Tensor, labels: Tensor) -> None:

@@ -61,6 +61,7 @@ class FakeRank(Communicator, SteppingHub):
     """One rank's communicator; `log` lists its calls, in order."""
 
     topology = "hub"
+    weighs = True
 
     def __init__(self, hub: FakeHub, rank: int = 0) -> None:
         self.hub = hub

@@ -66,6 +66,8 @@ REQUESTS: list[Request | Probe] = [
     Push(SENDER, 0, 0, FLAT),
     Push(SENDER, 1, 2, FLAT, {"lr": 0.1}, absent=(0, 3, 200)),
     Push(SENDER, 1, 2, FLAT, UNLIKE, absent=(1,)),
+    Push(SENDER, 1, 2, FLAT, weight=0.0),
+    Push(SENDER, 1, 2, FLAT, weight=2.5),
     Push(SENDER, 1, 2, FLAT, covers=(Sender(0, 2**190), Sender(2**31, 7))),
     WriteParameters(SENDER, 4, 2**40, 7, FLAT),
     WriteState(SENDER, 4, 2**40, 7, ADAM),

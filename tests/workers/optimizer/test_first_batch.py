@@ -13,15 +13,16 @@ from tests.support.training.training_scripts import batches, build, loss_of, pla
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "weight", "told"),
     [
-        ([slice(0, 2), slice(2, 4)], ""),
-        ([slice(0, 2), slice(0, 2)], "all ranks trained on the same first batch"),
-        ([slice(0, 1), slice(1, 4)], "the ranks' first batches have 1 to 3 rows"),
+        ([slice(0, 2), slice(2, 4)], 0, ""),
+        ([slice(0, 2), slice(0, 2)], 0, "all ranks trained on the same first batch"),
+        ([slice(0, 1), slice(1, 4)], 0, "the ranks' first batches have 1 to 3 rows"),
+        ([slice(0, 1), slice(1, 4)], 3, ""),
     ],
 )
 def test_the_first_batches_are_compared_once(
-    rows: list[slice], told: str, caplog: pytest.LogCaptureFixture
+    rows: list[slice], weight: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def train(rank: FakeRank) -> None:
         model = build()
@@ -29,6 +30,8 @@ def test_the_first_batches_are_compared_once(
         with torch.no_grad():
             model(batches()[0])  # an evaluation is no training
         for batch in batches():
+            if weight:
+                optimizer.weight = weight
             plain_step(model, optimizer, batch[rows[rank.rank]])
         assert sum("first batch" in entry for entry in rank.log) == 1
 
@@ -67,5 +70,5 @@ def test_no_rank_waits_for_one_that_never_compares() -> None:
     rank, model = FakeRank(FakeHub(2)), build()
     first_batch = FirstBatch(model, rank)
     loss_of(model, batches()[0]).backward()
-    first_batch.compare()
+    first_batch.compare(weighted=False)
     assert rank.log == ["allreduce first batch"]

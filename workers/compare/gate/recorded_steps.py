@@ -47,6 +47,7 @@ class RecordedStep(Struct, frozen=True):
         still: Elements that steps do not change: see `AuditStep`.
         moved: Whether something changed other elements of the parameters between the last step and this one.
         state: The optimizer's state of each element before the step, by its name; NaN: none.
+        weight: What this rank's gradients count in the mean.
     """
 
     layout: ModelLayout
@@ -71,6 +72,7 @@ class RecordedStep(Struct, frozen=True):
     still: list[tuple[int, int]]
     moved: bool = False
     state: dict[str, Tensor] = {}
+    weight: float = 1.0
 
     def with_parameters_of(self, later: RecordedStep) -> RecordedStep:
         """Returns this step as if the optimizer had had the parameters that it has in a later one."""
@@ -101,6 +103,15 @@ class RecordedStep(Struct, frozen=True):
         """Returns these tensors, changed; None where there is none."""
         found = {name: getattr(self, name) for name in names}
         return {name: None if each is None else change(each) for name, each in found.items()}
+
+
+def mean_of(ranks: Sequence[RecordedStep], rows: Tensor) -> Tensor:
+    """Returns the mean of a row for each rank, by their weights."""
+    weights = [one.weight for one in ranks]
+    if len(set(weights)) == 1:
+        return rows.mean(0)
+    shares = torch.tensor(weights, dtype=rows.dtype)
+    return (shares / shares.sum()) @ rows
 
 
 StepsOfOptimizers = Mapping[int, Sequence[RecordedStep]]
@@ -223,6 +234,7 @@ def _step(
         still=entry.still,
         moved=entry.moved,
         state={name: _tensor(values, dtype) for name, values in entry.state.items()},
+        weight=entry.weight,
     )
 
 

@@ -33,9 +33,7 @@ CLEARER, SEEN = 3.0, 1e-3
 """By how much closer to a single process the weighted mean must be than the equal one, and the smallest
 difference of the equal mean, relative to the gradient, that counts."""
 
-SHARES_FIX = (
-    "multiply each worker's mean loss by its samples * hubring.size() / all samples, or use drop_last=True"
-)
+SHARES_FIX = "set optimizer.weight to each worker's number of samples before backward, or use drop_last=True"
 
 
 class StepSamples(NamedTuple):
@@ -49,6 +47,7 @@ class StepSamples(NamedTuple):
         hashes: Of all samples, in rank order: int64.
         options: The options of each parameter group; empty if ranks do not step together.
         own: The ranks' gradients.
+        weights: What they count in the mean.
     """
 
     step: int
@@ -58,6 +57,7 @@ class StepSamples(NamedTuple):
     hashes: Tensor
     options: list[dict[str, Any]]
     own: tuple[Tensor, ...]
+    weights: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, ranks: Sequence[RecordedStep]) -> StepSamples:
@@ -66,9 +66,9 @@ class StepSamples(NamedTuple):
         sums, epochs = (int(each.sum()) for each in samples), (one.epoch for one in ranks)
         options = ranks[0].options if ranks[0].layout.lockstep else []
         counts, own = map(len, samples), (one.own for one in ranks)
-        return cls(
-            ranks[0].step, tuple(counts), tuple(sums), tuple(epochs), torch.cat(samples), options, tuple(own)
-        )
+        each = tuple(counts), tuple(sums), tuple(epochs)
+        weights = tuple(one.weight for one in ranks)
+        return cls(ranks[0].step, *each, torch.cat(samples), options, tuple(own), weights)
 
     def other_options(self, other: StepSamples) -> str:
         """Returns how the options differ from those of another step, as `lr=0.1 and lr=0.2`; empty if not."""
@@ -97,12 +97,12 @@ class StepSamples(NamedTuple):
 
         Args:
             other: The other step. Infinite if it is of another optimizer.
-            weights: Of each rank; empty: equal.
+            weights: Of each rank; empty: those with which it trained.
         """
         if len({each.shape for each in (*self.own, *other.own)}) > 1:
             return math.inf
         one, theirs = (torch.stack(each.own).double() for each in (self, other))
-        shares = torch.tensor(weights or [1] * len(one)).double()
+        shares = torch.tensor(weights or self.weights or [1] * len(one)).double()
         mean, right = (shares / shares.sum()) @ one, theirs.mean(0)
         return float((mean - right).norm() / right.norm())
 
@@ -210,7 +210,7 @@ def check_alike(run: RunSamples, right: RunSamples) -> str:
 
 
 def check_shares(run: RunSamples, alone: RunSamples | None) -> str:
-    """Compares the steps in which ranks had different numbers of samples with those of a single process.
+    """Compares steps in which ranks had other numbers of samples, and no weights, with those of one process.
 
     Returns:
         What the first one that could not be compared needs, in sentences; empty if there is none.
@@ -222,6 +222,8 @@ def check_shares(run: RunSamples, alone: RunSamples | None) -> str:
     for each, whole in zip_longest(run.batches, [] if alone is None else alone.batches):
         if each is None or len(set(each.counts)) < 2 or len(each.counts) < run.ranks:
             continue
+        if len(set(each.weights)) > 1:
+            continue  # the script weighs them itself, by tokens maybe
         equal = math.inf if whole is None or whole.step != each.step else each.apart(whole)
         if equal == math.inf:
             unknown = unknown or (

@@ -15,7 +15,12 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from hubring.workers.compare.gate.recorded_steps import RecordedStep, StepsOfOptimizers, by_optimizer
+from hubring.workers.compare.gate.recorded_steps import (
+    RecordedStep,
+    StepsOfOptimizers,
+    by_optimizer,
+    mean_of,
+)
 from hubring.workers.compare.gate.step_reference import (
     Checked,
     Expected,
@@ -191,7 +196,7 @@ def _taken(each: Together, eps: Tensor) -> TakenStep:
         gradient, rounding = leader.given, eps * leader.given.abs()
     else:
         given = torch.stack([one.own if one.given is None else one.given for one in each])
-        gradient, rounding = given.mean(0), mean_allowance(eps, given)
+        gradient, rounding = mean_of(each, given), mean_allowance(eps, given)
     return TakenStep(gradient, rounding, _there(each, leader), groups, leader.options)
 
 
@@ -211,7 +216,7 @@ def check_exchange(each: Together) -> None:
     for one in each:
         if one.arrived is None:
             continue
-        wanted = own.mean(0) if averages else one.own
+        wanted = mean_of(each, own) if averages else one.own
         allowed = mean_allowance(eps, own) if averages else 8 * eps * one.own.abs()
         if not bool(wanted.isfinite().all()):
             continue  # a scaled gradient overflowed: the step was skipped, or training diverges

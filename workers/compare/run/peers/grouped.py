@@ -140,6 +140,11 @@ class GroupedOptimizer(OptimizerWrapper):
         self._begin_slow(self.completed_steps)
         return loss
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise ConfigError(f"row {self._peer.topology} averages ranks equally; remove optimizer.weight")
+        super().__setattr__(name, value)
+
     def settle(self) -> None:
         """Does nothing: a step leaves no exchange in progress."""
 
