@@ -12,12 +12,14 @@ from hubring.workers import collectives
 from hubring.workers.collectives import *  # noqa: F403
 from hubring.workers.localrun.functions import launch as launch
 from hubring.workers.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
+from hubring.workers.optimizer.local_updates import LocalOptimizer as LocalOptimizer
 from hubring.workers.runtime import context
 from hubring.workers.runtime.context import shutdown as shutdown
 from hubring.workers.runtime.sampler import ShardedSampler as ShardedSampler
 from hubring.workers.torch_backend.ddp_hook import ddp_hook as ddp_hook
 
-__all__ = ["DistributedOptimizer", "HubringError", "ReduceOp", "ShardedSampler", "ddp_hook", "launch"]
+__all__ = ["DistributedOptimizer", "HubringError", "LocalOptimizer", "ReduceOp", "ShardedSampler"]
+__all__ += ["ddp_hook", "launch"]
 __all__ += ["device", "init", "local_rank", "rank", "report", "shutdown", "size", "topology"]
 __all__ += collectives.__all__
 

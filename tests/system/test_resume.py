@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
 from hubring.ps.checkpoint.checkpoint_folder import read
-from tests.support.processes.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster, await_all
 
 pytestmark = pytest.mark.slow
 
@@ -55,3 +56,26 @@ def test_a_checkpoint_can_be_asked_for_while_the_job_runs(cluster: Cluster, tmp_
     worker.process.send_signal(signal.SIGTERM)
     assert worker.done(75)["steps"] >= asked["step"]
     server.wait()
+
+
+def test_merged_workers_lose_no_merge_with_a_shard_and_resume_where_they_were(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    def losses(name: str, steps: int, *flags: str, kills: bool = False) -> list[float]:
+        server, address = cluster.server("--workers", "2", "--once", *flags, name=name)
+        hold = ("hold", str(tmp_path / "go"), "13") if kills else ()
+        words = (SMALL, str(steps), "16", "every", "5", *hold)
+        workers = cluster.ranks(address, 2, *words)
+        if kills:
+            await_all(workers, "holding at 13")
+            os.kill(cluster.status(address)["shards"][0]["pid"], signal.SIGKILL)
+            (tmp_path / "go").touch()
+        ended = [worker.done() for worker in workers]
+        assert [one["steps"] for one in ended] == [steps // 5] * 2
+        server.done()
+        return [one["metrics"]["loss"] for one in ended]
+
+    undisturbed = losses("undisturbed", 40)
+    saved = ("--checkpoint-dir", str(tmp_path / "saved"))
+    losses("killed", 20, "--standby", "1", *saved, kills=True)
+    assert losses("resumed", 40, *saved) == undisturbed

@@ -13,6 +13,7 @@ import argparse
 import math
 import pydoc_data.topics
 import sys
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from torch.utils.data import BatchSampler, TensorDataset
 
 import hubring
 
+DILOCO = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+"""Makes the optimizer that merges, with the constants of the paper."""
 LENGTH = 64
 """Number of characters in one sequence."""
 
@@ -35,7 +38,12 @@ def main(argv: list[str] | None = None) -> None:
     train, test, characters = split()
     torch.manual_seed(options.seed)
     model = Writer(characters).to(hubring.device())
-    optimizer = hubring.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=options.lr), model)
+    inner = torch.optim.Adam(model.parameters(), lr=options.lr)
+    optimizer: hubring.DistributedOptimizer | hubring.LocalOptimizer
+    if options.every:
+        optimizer = hubring.LocalOptimizer(inner, model, every=options.every, outer=DILOCO)
+    else:
+        optimizer = hubring.DistributedOptimizer(inner, model)
     rank, size = hubring.rank(), hubring.size()
     order = hubring.ShardedSampler(train, shuffle=True, seed=options.seed, rank=0, size=1)  # of all workers
     # The last, smaller batch is dropped: its lines would have a larger weight than the others.
@@ -60,6 +68,8 @@ def main(argv: list[str] | None = None) -> None:
             optimizer.step()
             hubring.report(loss=loss.item(), samples=len(lines))
 
+    if isinstance(optimizer, hubring.LocalOptimizer):
+        optimizer.merge()
     hubring.barrier("end")  # all workers have pushed their last gradients
     optimizer.refresh()  # so the parameters contain them, with an asynchronous hub too
     _report(model, test, options.epochs, options.epochs)
@@ -98,6 +108,7 @@ def _start(argv: list[str] | None) -> argparse.Namespace:
     add("--epochs", type=int, default=4, help="passes over the text [default: 4]")
     add("--batch-size", type=int, default=64, help="lines per step, over all workers [default: 64]")
     add("--lr", type=float, default=0.003, help="learning rate [default: 0.003]")
+    add("--every", type=int, help="merge after so many steps, as DiLoCo does [default: average in each]")
     add("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
     add("--threads", type=int, help="PyTorch's threads [default: this worker's cores]")
     options = parser.parse_args(argv)

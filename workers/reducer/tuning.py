@@ -113,9 +113,8 @@ class Tuner:
 
     def _now(self) -> float:
         """Returns the time once devices have finished their queues; the time to launch kernels is small."""
-        for device in {bucket.gradients.device for bucket in self._exchange.buckets}:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+        for device in devices_of(self._exchange):
+            torch.cuda.synchronize(device)
         return time.monotonic()
 
     def _agree(self, seconds: list[float]) -> list[float]:
@@ -124,6 +123,11 @@ class Tuner:
         own = torch.tensor(seconds, dtype=torch.float64, device="cpu")
         call = Call(Collective.ALLREDUCE, "tuning", ReduceOp.MAX)
         return [float(each) for each in self._communicator.collective(call, own).get(self._timeout)]
+
+
+def devices_of(exchange: Exchange) -> set[torch.device]:
+    """Returns the CUDA devices that hold gradients."""
+    return {bucket.gradients.device for bucket in exchange.buckets if bucket.gradients.is_cuda}
 
 
 def sizes_of(exchange: Exchange) -> list[int]:

@@ -1,10 +1,11 @@
 """A training script that runs fast and is easy to stop: a small regression.
 
-    small.py STEPS [WIDTH] [hold FILE STEP]... [spoil RANK STEP FACTOR] [pace SECONDS]
+    small.py STEPS [WIDTH] [hold FILE STEP]... [spoil RANK STEP FACTOR] [pace SECONDS] [every STEPS]
 
 With `hold`, every worker waits at STEP until FILE exists, so that a test can cause a fault at a known step.
 With `spoil`, the loss of RANK in STEP is multiplied by FACTOR, for example nan or inf.
 With `pace`, every step takes at least SECONDS.
+With `every`, workers step alone and are merged after STEPS, with Nesterov momentum.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
+def nesterov(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
 def taken(arguments: list[str], name: str, count: int) -> Iterator[list[str]]:
     """Takes each option of this name out of the arguments, and yields its values."""
     while name in arguments:
@@ -49,11 +54,17 @@ def main() -> None:
     holds = {int(step): Path(file) for file, step in taken(arguments, "hold", 2)}
     spoils = {(int(rank), int(step)): float(factor) for rank, step, factor in taken(arguments, "spoil", 3)}
     pace = sum(float(seconds) for (seconds,) in taken(arguments, "pace", 1))
+    every = sum(int(steps) for (steps,) in taken(arguments, "every", 1))
     steps = int(arguments[0])
     width = int(arguments[1]) if len(arguments) > 1 else 16
     hubring.init()
     model = network(width)
-    optimizer = hubring.DistributedOptimizer(sgd(model), model)
+    optimizer: hubring.DistributedOptimizer | hubring.LocalOptimizer
+    if every:
+        alone = torch.optim.SGD(model.parameters(), lr=0.05)
+        optimizer = hubring.LocalOptimizer(alone, model, every=every, outer=nesterov)
+    else:
+        optimizer = hubring.DistributedOptimizer(sgd(model), model)
     for step in range(optimizer.completed_steps, steps):
         if step in holds:
             print(f"holding at {step}", file=sys.stderr, flush=True)

@@ -58,7 +58,7 @@ class Recorder:
         return nullcontext()
 
     def push_pull(self, *arguments: Any) -> None:
-        _, key, *_, absent, on_absent, _ = arguments
+        _, key, *_, absent, on_absent, _, _ = arguments
         self.pushes.append((key, absent, on_absent))
 
 

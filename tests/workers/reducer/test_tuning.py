@@ -128,6 +128,6 @@ def test_time_is_taken_when_the_devices_are_done(monkeypatch: pytest.MonkeyPatch
     tuner.note_step()
     assert waited == []
     device = torch.device("cuda", 1)
-    monkeypatch.setattr(type(optimizer._trained.reducer.exchange), "devices", {device})
+    monkeypatch.setattr(tuning, "devices_of", lambda _: {device})
     tuner.note_step()
     assert waited == [device]
