@@ -76,7 +76,7 @@ def test_each_rule_is_that_of_its_paper(
             adam(model), model, every=every, outer=outer, communicator=communicator, bucket_bytes=8
         )
         if len(set(weights)) > 1:
-            optimizer.outer.weight = weights[rank]
+            optimizer.weight = weights[rank]
         for step in range(STEPS):
             take(optimizer, model(batch_of(step, rank)).square().mean())
         assert (optimizer.completed_steps, optimizer.outer.completed_steps) == (STEPS, len(intervals))
@@ -132,5 +132,24 @@ def test_no_steps_between_merges_are_refused(every: int | Callable[[int], int], 
 
 
 def test_parameters_of_another_model_are_refused() -> None:
-    with pytest.raises(ConfigError, match="make it of the model's"):
+    with pytest.raises(ConfigError, match=r"use model\.parameters"):
         LocalOptimizer(adam(linear(0)), linear(0), every=2, communicator=LocalCommunicator())
+
+
+def test_parameters_that_come_later_are_refused_at_the_next_merge() -> None:
+    model = linear(0)
+    inner = torch.optim.SGD([model.weight], lr=0.1)
+    optimizer = LocalOptimizer(inner, model, every=1, communicator=LocalCommunicator())
+    inner.add_param_group({"params": [model.bias]})
+    with pytest.raises(ConfigError, match="got other parameters"):
+        take(optimizer, model(batch_of(0, 0)).square().mean())
+
+
+def test_the_rest_of_the_steps_is_merged_once() -> None:
+    model = linear(0)
+    optimizer = LocalOptimizer(adam(model), model, every=2, outer=NESTEROV, communicator=LocalCommunicator())
+    for step in range(3):
+        take(optimizer, model(batch_of(step, 0)).square().mean())
+    for _ in range(2):
+        optimizer.merge()
+        assert optimizer.outer.completed_steps == 2

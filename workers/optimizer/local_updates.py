@@ -43,8 +43,8 @@ class LocalOptimizer(OptimizerWrapper):
     wants the wrapped optimizer's saves it.
 
     Attributes:
-        outer: The optimizer that merges. Its `completed_steps` are the merges; set `weight` on it, if workers
-            have different numbers of samples or tokens between two merges.
+        outer: The optimizer that merges. Its `completed_steps` are the merges.
+        completed_steps: Steps of this worker, including those before a restart.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LocalOptimizer(OptimizerWrapper):
         names = {parameter: name for name, parameter in model.named_parameters()}
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if len(own) != len(names.keys() & set(own)):
-            raise ConfigError("the optimizer has parameters that are not the model's: make it of the model's")
+            raise ConfigError("the optimizer has parameters that are not the model's: use model.parameters()")
         self._merged = deepcopy(model)
         twins = dict(self._merged.named_parameters())
         self._pairs = [(parameter, twins[names[parameter]]) for parameter in own]
@@ -91,8 +91,17 @@ class LocalOptimizer(OptimizerWrapper):
             timeout=timeout,
         )
         self.completed_steps = sum(map(self._steps_after, range(self.outer.completed_steps)))
-        self._left = self._steps_after(self.outer.completed_steps)
         self._take_over()
+
+    @property
+    def weight(self) -> float | None:
+        """What this worker counts in the next merge; see `DistributedOptimizer.weight`."""
+        weight: float | None = self.outer.weight
+        return weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self.outer.weight = weight
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes a step on this worker, and merges if it is time; all ranks take equally many.
@@ -109,22 +118,28 @@ class LocalOptimizer(OptimizerWrapper):
 
     def after_wrapped(self) -> None:
         self.completed_steps += 1
-        self._left -= 1
-        if not self._left:
+        if self.completed_steps == self._merges_at:
             self.merge()
 
     @torch.no_grad()
     def merge(self) -> None:
-        """Merges now. Every rank calls it, for example after the last step. Raises as `step`."""
+        """Merges now, unless no step was taken since the last merge. Every rank calls it after the last step.
+
+        Raises:
+            ConfigError: The optimizer got other parameters.
+            HubringError: As `DistributedOptimizer.step`.
+        """
+        if self.completed_steps == self._merged_at:
+            return  # the outer optimizer's momentum would go on
+        if self._trained() != [id(own) for own, _ in self._pairs]:
+            raise ConfigError("the optimizer got other parameters: make a new LocalOptimizer of it")
         for own, merged in self._pairs:
             merged.grad = merged - own
         for buffer, kept in zip(self._model.buffers(), self._merged.buffers(), strict=True):
             kept.copy_(buffer)  # for a checkpoint
         self.outer.step()
         self.outer.zero_grad()
-        for own, merged in self._pairs:
-            own.copy_(merged)
-        self._left = self._steps_after(self.outer.completed_steps)
+        self._take_over()
 
     def refresh(self) -> None:
         """Drops the steps since the last merge, and gets an asynchronous hub's newest parameters."""
@@ -132,7 +147,13 @@ class LocalOptimizer(OptimizerWrapper):
         self._take_over()
 
     def _take_over(self) -> None:
+        """Goes on from the merged model."""
         self._model.load_state_dict(self._merged.state_dict())
+        self._merged_at = self.completed_steps
+        self._merges_at = self._merged_at + self._steps_after(self.outer.completed_steps)
+
+    def _trained(self) -> list[int]:
+        return [id(parameter) for group in self.param_groups for parameter in group["params"]]
 
     def _steps_after(self, merges: int) -> int:
         steps = self._every(merges) if callable(self._every) else self._every
