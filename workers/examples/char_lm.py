@@ -13,7 +13,6 @@ import argparse
 import math
 import pydoc_data.topics
 import sys
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,6 @@ from torch.utils.data import BatchSampler, TensorDataset
 
 import hubring
 
-DILOCO = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
-"""Makes the optimizer that merges, with the constants of the paper."""
 LENGTH = 64
 """Number of characters in one sequence."""
 
@@ -41,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     inner = torch.optim.Adam(model.parameters(), lr=options.lr)
     optimizer: hubring.DistributedOptimizer | hubring.LocalOptimizer
     if options.every:
-        optimizer = hubring.LocalOptimizer(inner, model, every=options.every, outer=DILOCO)
+        optimizer = hubring.LocalOptimizer(inner, model, every=options.every)
     else:
         optimizer = hubring.DistributedOptimizer(inner, model)
     rank, size = hubring.rank(), hubring.size()
@@ -108,7 +105,7 @@ def _start(argv: list[str] | None) -> argparse.Namespace:
     add("--epochs", type=int, default=4, help="passes over the text [default: 4]")
     add("--batch-size", type=int, default=64, help="lines per step, over all workers [default: 64]")
     add("--lr", type=float, default=0.003, help="learning rate [default: 0.003]")
-    add("--every", type=int, help="merge after so many steps, as DiLoCo does [default: average in each]")
+    add("--every", type=int, help="merge the workers after so many steps [default: average gradients]")
     add("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
     add("--threads", type=int, help="PyTorch's threads [default: this worker's cores]")
     options = parser.parse_args(argv)

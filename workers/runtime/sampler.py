@@ -1,12 +1,12 @@
 """Distributes samples over ranks.
 
-Invariant: in step t, the union of all ranks' batches of B/N samples is the batch of
-B samples that one process with the same seed takes in step t.
+Invariant: in step t, the union of all ranks' batches, of B/N samples or of each rank's share of B, is the
+batch of B samples that one process with the same seed takes in step t.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
@@ -22,6 +22,9 @@ class ShardedSampler(Sampler[int]):
     and needs no weights. The remainder, len(dataset) % size samples, is dropped. With `shuffle`,
     each epoch drops other samples.
 
+    With `shares`, rank r gets shares[r] of every sum(shares) samples. Batches of `b * sampler.share` samples
+    keep all ranks in step, and `optimizer.weight` the mean exact.
+
     On a ring with `--min-workers` the rest of an epoch is dealt again when ranks are lost or enter
     (`hubring.workers.communicators.ring.healing.samples`), unless `rank` and `size` are given.
 
@@ -31,10 +34,14 @@ class ShardedSampler(Sampler[int]):
         seed: Must be the same on all ranks.
         rank: None uses the rank of `hubring.init()`.
         size: None uses the size of `hubring.init()`.
+        shares: Whole numbers of at least 1, in rank order, for workers of unlike speeds; None: all alike.
+
+    Attributes:
+        share: This rank's share; 1 without `shares`.
 
     Raises:
-        UsageError: `dataset` is a DataLoader or has no length, `rank` is not below `size`, or there are more
-            ranks than samples.
+        UsageError: `dataset` is a DataLoader or has no length, `rank` is not below `size`, `shares` do not
+            fit the ranks, or there are more ranks than samples.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class ShardedSampler(Sampler[int]):
         seed: int = 0,
         rank: int | None = None,
         size: int | None = None,
+        shares: Sequence[int] | None = None,
     ) -> None:
         if isinstance(dataset, DataLoader | IterableDataset) or not hasattr(dataset, "__len__"):
             raise UsageError(
@@ -54,16 +62,27 @@ class ShardedSampler(Sampler[int]):
         self._length = len(dataset)
         follows = rank is None and size is None
         members = context.current().communicator.members if follows else None
-        self._samples = None if members is None else members.deal(self._length, self._order)
         self._rank = context.current().communicator.rank if rank is None else rank
         self._size = context.current().communicator.size if size is None else size
         if not 0 <= self._rank < self._size:
             raise UsageError(f"rank is {self._rank}; with size {self._size} it must be 0 to {self._size - 1}")
-        if self._length < self._size:
+        given = [1] * self._size if shares is None else list(shares)
+        if len(given) != self._size or not all(isinstance(one, int) and one > 0 for one in given):
             raise UsageError(
-                f"the dataset has {self._length} samples for {self._size} ranks; each needs at least one:"
-                f" start at most {self._length} workers"
+                f"shares are {given}; pass a whole number of at least 1 for each of the {self._size} ranks"
             )
+        if shares is not None and members is not None:
+            raise UsageError(
+                "a ring with --min-workers deals all ranks alike: remove shares or --min-workers"
+            )
+        self._whole, self.share = sum(given), given[self._rank]
+        self._before = sum(given[: self._rank])
+        if self._length < self._whole:
+            raise UsageError(
+                f"the dataset has {self._length} samples, and {self._size} ranks need {self._whole} or more:"
+                " start fewer workers, or make their shares smaller"
+            )
+        self._samples = None if members is None else members.deal(self._length, self._order)
         self._shuffle = shuffle
         self._seed = seed
         self._epoch = 0
@@ -94,7 +113,9 @@ class ShardedSampler(Sampler[int]):
         skip, self._skip = self._skip, 0
         if self._samples is not None:
             return self._samples.begin(self._epoch, skip)
-        mine = self._order(self._epoch)[self._rank : self._per_rank * self._size : self._size]
+        turns = self._length // self._whole
+        order = self._order(self._epoch)[: turns * self._whole].view(turns, self._whole)
+        mine = order[:, self._before : self._before + self.share].flatten()
         return iter(mine[skip:].tolist())
 
     def __len__(self) -> int:
@@ -110,7 +131,7 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def _per_rank(self) -> int:
-        return self._length // self._size
+        return self._length // self._whole * self.share
 
     def _order(self, epoch: int) -> torch.Tensor:
         if not self._shuffle:

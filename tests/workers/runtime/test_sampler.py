@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.runtime import context
 from hubring.workers.runtime.sampler import ShardedSampler
 
 lengths = st.integers(1, 60)
@@ -39,17 +41,41 @@ def test_ranks_get_equally_many_distinct_samples(length: int, size: int, seed: i
     assert set(together) <= set(range(length))
 
 
-@given(length=lengths, size=sizes, share=st.integers(1, 5), seed=st.integers(0, 5), epoch=st.integers(0, 3))
+@given(
+    length=lengths,
+    shares=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    rows=st.integers(1, 5),
+    seed=st.integers(0, 5),
+    epoch=st.integers(0, 3),
+)
 def test_the_ranks_batches_of_a_step_are_one_process_batch(
-    length: int, size: int, share: int, seed: int, epoch: int
+    length: int, shares: list[int], rows: int, seed: int, epoch: int
 ) -> None:
-    size = min(size, length)
+    size, length = len(shares), length + sum(shares)
     alone = samples(length, 0, 1, epoch, seed=seed)
-    parts = [samples(length, rank, size, epoch, seed=seed) for rank in range(size)]
-    for step in range(length // size // share):
-        union = [sample for part in parts for sample in part[step * share : (step + 1) * share]]
-        batch = share * size
+    given = {} if set(shares) == {1} else {"shares": shares}
+    parts = [samples(length, rank, size, epoch, seed=seed, **given) for rank in range(size)]
+    steps = length // sum(shares) // rows
+    assert [len(part) for part in parts] == [length // sum(shares) * share for share in shares]
+    for step in range(steps):
+        union = list[int]()
+        for part, share in zip(parts, shares, strict=True):
+            union += part[step * rows * share : (step + 1) * rows * share]
+        batch = rows * sum(shares)
         assert sorted(union) == sorted(alone[step * batch : (step + 1) * batch])
+
+
+@pytest.mark.parametrize("shares", [[], [1], [1, 0], [1, 2.5], [2, 1, 1]])
+def test_shares_that_do_not_fit_the_ranks_are_refused(shares: list[int]) -> None:
+    with pytest.raises(UsageError, match="pass a whole number of at least 1 for each of the 2 ranks"):
+        ShardedSampler(range(9), rank=0, size=2, shares=shares)
+
+
+def test_shares_are_refused_where_samples_are_dealt_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    communicator = SimpleNamespace(members=object(), rank=0, size=2)
+    monkeypatch.setattr(context, "current", lambda: SimpleNamespace(communicator=communicator))
+    with pytest.raises(UsageError, match="a ring with --min-workers deals all ranks alike"):
+        ShardedSampler(range(9), shares=[2, 1])
 
 
 @given(length=lengths, size=sizes, data=st.data())
@@ -79,7 +105,7 @@ def test_a_data_loader_takes_it() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "size", "length", "match"),
-    [(2, 2, 9, "0 to 1"), (-1, 2, 9, "0 to 1"), (0, 5, 4, "start at most 4 workers")],
+    [(2, 2, 9, "0 to 1"), (-1, 2, 9, "0 to 1"), (0, 5, 4, "start fewer workers")],
 )
 def test_impossible_places_are_refused(rank: int, size: int, length: int, match: str) -> None:
     with pytest.raises(UsageError, match=match):
