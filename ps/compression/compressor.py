@@ -85,13 +85,15 @@ def weighted_mean_into(
     gradients: Sequence[Tensor | Coded],
     scratch: Tensor,
     weights: Sequence[float | None],
+    count: int,
 ) -> None:
     """Writes the sum of gradients times their weights, divided by the sum of the weights, to `out`.
 
-    See `mean_into` for the arguments. Without a codec, gradients are plain. No weight counts as 1.
+    See `mean_into` for the arguments. Without a codec, gradients are plain. No weight counts as 1, also for
+    each gradient in a sum.
     """
     numbers = [1.0 if weight is None else weight for weight in weights]
-    whole = sum(numbers) or 1.0
+    whole = sum(numbers) + count - len(numbers) or 1.0
     out.zero_()
     for gradient, weight in zip(gradients, numbers, strict=True):
         if isinstance(gradient, Coded):

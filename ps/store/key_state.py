@@ -289,7 +289,7 @@ class KeyEntry:
             return gradients, count
         mean, spare = scratch[: self.values.numel()], scratch[self.values.numel() :]
         if weighted:
-            compressor.weighted_mean_into(mean, self.codec, gradients, spare, weights)
+            compressor.weighted_mean_into(mean, self.codec, gradients, spare, weights, count)
         elif self.codec is not None:
             compressor.mean_into(mean, self.codec, gradients, spare, count)
         return [mean], 1

@@ -144,6 +144,13 @@ def test_a_round_has_the_weighted_mean_also_on_a_standby_and_after_a_retry(
     assert primary.stats().duplicates == 6
 
 
+def test_a_sum_without_a_weight_counts_as_many_gradients_as_it_has() -> None:
+    store = hub(BSP(), 3)
+    store.handle(replace(push(0, 0, torch.full((4,), 5.0)), covers=(sender(1),)), "a")
+    store.handle(replace(push(2, 0, torch.full((4,), 3.0)), weight=4.0), "b")
+    torch.testing.assert_close(parameters(store), torch.full((4,), (5 + 4 * 3) / 6))
+
+
 def test_of_a_round_with_backup_workers_the_weights_of_those_count_that_are_in_it() -> None:
     store = hub(BackupWorkers(1), 3)
     store.handle(replace(push(0, 0, torch.full((4,), 1.0)), weight=3.0), "a")
