@@ -221,8 +221,7 @@ class RegroupService:
             silent = any(why and shard.worker not in gone for shard, why in errors)
             job.exchanged = silent or met or not lost.issubset(membership.disconnected)
         stats = [shard.last_stats for shard in shards]
-        # A lost shard's results are gone, and a script without a model on the hub may use collectives alone.
-        repeats = not job.colocated and (bool(model.buckets) or not job.keeps_going)
+        repeats = not job.colocated  # a lost shard's results are gone
         steps = any(each.newest > model.step for each in stats) and model.settled  # not in a trial
         job.exchanged |= steps or any(each.collectives > each.repeatable * repeats for each in stats)
         job.exchanged |= job.colocated and (model.settled or model.trial > 0)

@@ -39,13 +39,15 @@ if where == "trial":
         *slices, push=push
     )
 hubring.init()
-if where == "init":
+if where in ("collective", "called"):
+    hubring.barrier()
+if where in ("init", "collective"):
     pause()
 small.main()
 """
-"""Pauses before the first heartbeat (`join`), after `init`, as one that loads data, after the first
-backward (`step`), whose gradients the workers show each other, or amid a trial of slices (`trial`). Prints
-when a ring's worker has come (`meet`).
+"""Pauses before the first heartbeat (`join`), after `init`, as one that loads data, after a `collective`, for
+which the others are `called` too, after the first backward (`step`), whose gradients the workers show each
+other, or amid a trial of slices (`trial`). Prints when a ring's worker has come (`meet`).
 """
 
 
@@ -69,6 +71,8 @@ def test_a_worker_that_gives_up_frees_its_rank(cluster: Cluster, topology: str) 
         ("init", ["--on-loss", "wait"], "hub", 1),
         ("init", ["--colocate"], "hub", 1),
         ("join", ["--colocate"], "hub", 1),
+        ("collective", [], "hub", 0),
+        pytest.param("collective", [], "hub", 1, marks=pytest.mark.full),
         ("step", ["--on-loss", "wait"], "hub", 0),
         ("step", [], "hub", 0),
         ("trial", [], "hub", 0),
@@ -92,13 +96,14 @@ def test_a_worker_that_is_killed_before_the_first_step_is_waited_for(
 
     lost = worker(rank, where)
     # A colocated job is lost with a worker once the others have made their plan.
-    until = where if "--colocate" in flags else "nowhere"
+    rest = "called" if where == "collective" else "nowhere"
+    until = where if "--colocate" in flags else rest
     workers = [worker(other, until) for other in range(3) if other != rank]
     lost.until_said("paused")
     lost.process.kill()
     server.until_said(f"waiting for 1 of 3 workers (rank {rank} not started yet)")
     script.with_suffix(".go").touch()
-    workers.append(worker(rank, "nowhere"))
+    workers.append(worker(rank, rest))
     assert [each.done()["steps"] for each in workers] == [5, 5, 5]
     summary = server.done()
     assert summary["finished"] == [0, 1, 2]
