@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -58,6 +60,27 @@ def test_unequal_parts_of_a_batch_give_the_mean_over_all_samples(ranks: Ranks, c
     torch.testing.assert_close(first, trained_alone(clip=clip), rtol=1e-5, atol=1e-6)
     for other in others:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("options", [{"cross_barrier": True}, {"backward_passes_per_step": 2}], ids=str)
+def test_weights_hold_however_gradients_are_exchanged(basic: Ranks, options: dict[str, Any]) -> None:
+    passes = options.get("backward_passes_per_step", 1)
+
+    def train(communicator: Communicator) -> list[Tensor]:
+        model, optimizer = prepared(Job(communicator), linear(communicator.rank), **options)
+        assert isinstance(optimizer, DistributedOptimizer)
+        for step in range(STEPS):
+            part = parts_of(batch_of(step), step, communicator.size)[communicator.rank]
+            optimizer.zero_grad()
+            optimizer.weight = len(part)
+            for some in part.tensor_split(passes):
+                (model(some).square().sum() / (2 * len(part))).backward()  # it has two outputs
+            optimizer.step()
+        optimizer.synchronize()
+        return values(model)
+
+    for ended in basic.run(train):
+        torch.testing.assert_close(ended, trained_alone(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [HubRanks, AggregatingRanks, RingRanks])
