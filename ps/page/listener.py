@@ -22,14 +22,11 @@ log = logging.getLogger(__name__)
 GOODBYE_SECONDS = 1
 """How long clients have to read the rest of a response when the listener closes."""
 
-MOST_VISITORS = 64
-"""Limit on concurrent requests; the server answers further ones with 503."""
-
 MOST_CONNECTIONS = 128
 """Limit on open connections; further ones are closed, which leaves file descriptors for the workers."""
 
-MOST_OF_ADDRESS = 64
-"""Limit on open connections of one IP address; further ones are closed."""
+MOST_OF_ADDRESS = 32
+"""Limit on open connections of one IP address, which leaves room for others; further ones are closed."""
 
 MOST_AT_ONCE = 64
 """Connections to accept before the event loop serves others, such as the workers' heartbeats."""
@@ -66,7 +63,6 @@ class HttpListener:
             server_header=False,
             timeout_keep_alive=SILENT_SECONDS,
             timeout_graceful_shutdown=GOODBYE_SECONDS,
-            limit_concurrency=MOST_VISITORS,
             backlog=MOST_AT_ONCE,
         )
         _count_failed_accepts(rejections)

@@ -36,14 +36,14 @@ async def visited(
         await site.close()
 
 
-async def dial(site: StatusPage) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def dial(site: StatusPage, own: str = "127.0.0.1") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, _, port = site.address.removeprefix("http://").rpartition(":")
-    return await asyncio.open_connection(host, int(port))
+    return await asyncio.open_connection(host, int(port), local_addr=(own, 0))
 
 
-async def ask(site: StatusPage, request: str) -> bytes:
+async def ask(site: StatusPage, request: str, own: str = "127.0.0.1") -> bytes:
     """The whole answer on a line of its own."""
-    reader, writer = await dial(site)
+    reader, writer = await dial(site, own)
     writer.write(request.replace("\n", "\r\n").encode())
     answer = await reader.read()
     writer.close()
@@ -169,14 +169,18 @@ async def test_half_a_form_is_refused_and_let_go(
     assert not caplog.records, "a client that goes leaves no traceback"
 
 
-async def test_an_address_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "MOST_OF_ADDRESS", 2)
+async def test_an_address_with_all_its_connections_keeps_no_other_one_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "SILENT_SECONDS", 3600)
     async with visited(rejections := Rejections()) as (site, _):
-        lines = [await dial(site) for _ in range(3)]
+        lines = [await dial(site) for _ in range(listener.MOST_OF_ADDRESS + 1)]
         reader, _ = lines[-1]
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
         assert rejections.counts() == {"connections": 1}
+        request = "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n"
+        assert (await ask(site, request, own="127.0.0.2")).startswith(b"HTTP/1.1 200")
         for _, writer in lines:
             writer.close()
             with contextlib.suppress(ConnectionError):
