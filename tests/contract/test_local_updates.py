@@ -123,7 +123,11 @@ def test_refresh_drops_the_steps_since_the_last_merge() -> None:
 
 @pytest.mark.parametrize(
     ("every", "says"),
-    [(0, "every is 0 after 0 merges; it must be at least 1"), (lambda merges: -merges, "every is 0 after 0")],
+    [
+        (0, "every is 0 after 0 merges; pass a whole number"),
+        (2.5, "every is 2.5 after 0 merges"),
+        (lambda merges: -merges, "every is 0 after 0"),
+    ],
 )
 def test_no_steps_between_merges_are_refused(every: int | Callable[[int], int], says: str) -> None:
     model = linear(0)

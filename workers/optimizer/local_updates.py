@@ -71,8 +71,8 @@ class LocalOptimizer(OptimizerWrapper):
             timeout: See `DistributedOptimizer`.
 
         Raises:
-            ConfigError: `every` is below 1, the optimizer has parameters that the model does not have, or as
-                from `DistributedOptimizer`.
+            ConfigError: `every` is no whole number of at least 1, the optimizer has parameters that the model
+                does not have, or as from `DistributedOptimizer`.
         """
         super().__init__(optimizer, model)
         self._model, self._every = model, every
@@ -157,6 +157,6 @@ class LocalOptimizer(OptimizerWrapper):
 
     def _steps_after(self, merges: int) -> int:
         steps = self._every(merges) if callable(self._every) else self._every
-        if steps < 1:
-            raise ConfigError(f"every is {steps} after {merges} merges; it must be at least 1")
+        if not isinstance(steps, int) or steps < 1:
+            raise ConfigError(f"every is {steps} after {merges} merges; pass a whole number of at least 1")
         return steps
