@@ -211,7 +211,7 @@ class KeyEntry:
             excused = set(ranks) if self.averages else self.late | self._idle()
             self.apply_writes(ranks, excused)
         absent = _absent(contributions) if contributions[0].push.absent else ()
-        gradients, count = self._plain(contributions, scratch, count)
+        gradients, count = self._summands(contributions, scratch, count)
         return Round(contributions, gradients, count, absent, excused)
 
     def apply(self, done: ClosedRound, scratch: Tensor) -> None:
@@ -278,7 +278,7 @@ class KeyEntry:
         """Returns the parameter that contains one element of the values."""
         return next(self.tensors[part.position] for part in self.parts if index < part.in_slice.stop)
 
-    def _plain(
+    def _summands(
         self, contributions: Sequence[Contribution], scratch: Tensor, count: int
     ) -> tuple[list[Tensor], int]:
         """Returns gradients and what their sum is divided by; of compressed or weighted ones the mean."""

@@ -28,6 +28,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.wrapping import OptimizerWrapper
+from hubring.workers.reducer.groups import parameters_of
 
 Outer = Callable[[list[Parameter]], Optimizer]
 """Makes the outer optimizer of these parameters."""
@@ -77,7 +78,7 @@ class LocalOptimizer(OptimizerWrapper):
         super().__init__(optimizer, model)
         self._model, self._every = model, every
         names = {parameter: name for name, parameter in model.named_parameters()}
-        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        own = parameters_of(optimizer)
         if len(own) != len(names.keys() & set(own)):
             raise ConfigError("the optimizer has parameters that are not the model's: use model.parameters()")
         self._merged = deepcopy(model)
@@ -131,7 +132,7 @@ class LocalOptimizer(OptimizerWrapper):
         """
         if self.completed_steps == self._merged_at:
             return  # the outer optimizer's momentum would go on
-        if self._trained() != [id(own) for own, _ in self._pairs]:
+        if list(map(id, parameters_of(self))) != [id(own) for own, _ in self._pairs]:
             raise ConfigError("the optimizer got other parameters: make a new LocalOptimizer of it")
         for own, merged in self._pairs:
             merged.grad = merged - own
@@ -151,9 +152,6 @@ class LocalOptimizer(OptimizerWrapper):
         self._model.load_state_dict(self._merged.state_dict())
         self._merged_at = self.completed_steps
         self._merges_at = self._merged_at + self._steps_after(self.outer.completed_steps)
-
-    def _trained(self) -> list[int]:
-        return [id(parameter) for group in self.param_groups for parameter in group["params"]]
 
     def _steps_after(self, merges: int) -> int:
         steps = self._every(merges) if callable(self._every) else self._every

@@ -82,6 +82,7 @@ class ShardedSampler(Sampler[int]):
                 f"the dataset has {self._length} samples, and {self._size} ranks need {self._whole} or more:"
                 " start fewer workers, or make their shares smaller"
             )
+        self._turns = self._length // self._whole
         self._samples = None if members is None else members.deal(self._length, self._order)
         self._shuffle = shuffle
         self._seed = seed
@@ -113,9 +114,8 @@ class ShardedSampler(Sampler[int]):
         skip, self._skip = self._skip, 0
         if self._samples is not None:
             return self._samples.begin(self._epoch, skip)
-        turns = self._length // self._whole
-        order = self._order(self._epoch)[: turns * self._whole].view(turns, self._whole)
-        mine = order[:, self._before : self._before + self.share].flatten()
+        turns = self._order(self._epoch)[: self._turns * self._whole].view(self._turns, self._whole)
+        mine = turns[:, self._before : self._before + self.share].flatten()
         return iter(mine[skip:].tolist())
 
     def __len__(self) -> int:
@@ -131,7 +131,7 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def _per_rank(self) -> int:
-        return self._length // self._whole * self.share
+        return self._turns * self.share
 
     def _order(self, epoch: int) -> torch.Tensor:
         if not self._shuffle:

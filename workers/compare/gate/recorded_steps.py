@@ -105,10 +105,9 @@ class RecordedStep(Struct, frozen=True):
         return {name: None if each is None else change(each) for name, each in found.items()}
 
 
-def mean_of(ranks: Sequence[RecordedStep], rows: Tensor) -> Tensor:
-    """Returns the mean of a row for each rank, by their weights."""
-    weights = [one.weight for one in ranks]
-    if len(set(weights)) == 1:
+def mean_of(rows: Tensor, weights: Sequence[float]) -> Tensor:
+    """Returns the mean of the ranks' rows by their weights; without weights all count equally."""
+    if len(set(weights)) < 2:
         return rows.mean(0)
     shares = torch.tensor(weights, dtype=rows.dtype)
     return (shares / shares.sum()) @ rows

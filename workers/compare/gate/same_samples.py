@@ -23,7 +23,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hubring.workers.compare.gate.recorded_steps import RecordedStep, StepsOfOptimizers, by_optimizer
+from hubring.workers.compare.gate.recorded_steps import (
+    RecordedStep,
+    StepsOfOptimizers,
+    by_optimizer,
+    mean_of,
+)
 from hubring.workers.compare.gate.step_reference import StepFault
 
 SHOWN = 1e-4
@@ -57,7 +62,7 @@ class StepSamples(NamedTuple):
     hashes: Tensor
     options: list[dict[str, Any]]
     own: tuple[Tensor, ...]
-    weights: tuple[float, ...] = ()
+    weights: tuple[float, ...]
 
     @classmethod
     def of(cls, ranks: Sequence[RecordedStep]) -> StepSamples:
@@ -102,8 +107,7 @@ class StepSamples(NamedTuple):
         if len({each.shape for each in (*self.own, *other.own)}) > 1:
             return math.inf
         one, theirs = (torch.stack(each.own).double() for each in (self, other))
-        shares = torch.tensor(weights or self.weights or [1] * len(one)).double()
-        mean, right = (shares / shares.sum()) @ one, theirs.mean(0)
+        mean, right = mean_of(one, weights or self.weights), theirs.mean(0)
         return float((mean - right).norm() / right.norm())
 
 

@@ -196,8 +196,12 @@ def _taken(each: Together, eps: Tensor) -> TakenStep:
         gradient, rounding = leader.given, eps * leader.given.abs()
     else:
         given = torch.stack([one.own if one.given is None else one.given for one in each])
-        gradient, rounding = mean_of(each, given), mean_allowance(eps, given)
+        gradient, rounding = mean_of(given, _weights(each)), mean_allowance(eps, given)
     return TakenStep(gradient, rounding, _there(each, leader), groups, leader.options)
+
+
+def _weights(each: Together) -> list[float]:
+    return [one.weight for one in each]
 
 
 def check_exchange(each: Together) -> None:
@@ -216,7 +220,7 @@ def check_exchange(each: Together) -> None:
     for one in each:
         if one.arrived is None:
             continue
-        wanted = mean_of(each, own) if averages else one.own
+        wanted = mean_of(own, _weights(each)) if averages else one.own
         allowed = mean_allowance(eps, own) if averages else 8 * eps * one.own.abs()
         if not bool(wanted.isfinite().all()):
             continue  # a scaled gradient overflowed: the step was skipped, or training diverges
